@@ -1,0 +1,85 @@
+"""The operations of a transformer block in NumPy: pure functions, one precision in, the same out.
+
+Every function computes in the dtype of its activation argument (float32 or float64) and returns it.
+Symbols: reference/model/spec.py.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.model.spec import Activation, Pairing
+
+Array = NDArray[Any]
+
+# float64 copies of a float32 weight are made in row blocks, so that a 262,144-row output projection
+# needs tens of megabytes beside the weights and not gigabytes.
+_WIDEN_ELEMENTS = 1 << 22
+
+
+def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
+    """(..., n) -> (..., n): x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
+    _require(x.shape[-1:] == weight.shape, "rms_norm", "weight", weight.shape, x.shape[-1:])
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=x.dtype)
+    scale = 1 / np.sqrt(mean_square + x.dtype.type(epsilon))
+    return x * scale * weight.astype(x.dtype, copy=False)
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """(T, K) x (N, K) -> (T, N): x . W^T through BLAS. `weight` is float32 and is widened if x is."""
+    _require(x.shape[-1] == weight.shape[-1], "linear", "x", x.shape, weight.shape)
+    if weight.dtype == x.dtype:
+        return x @ weight.T
+    y = np.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype)
+    step = max(1, _WIDEN_ELEMENTS // weight.shape[1])
+    for start in range(0, weight.shape[0], step):
+        y[..., start : start + step] = x @ weight[start : start + step].astype(x.dtype).T
+    return y
+
+
+def rope_tables(frequencies: NDArray[np.float64], positions: Array) -> tuple[Array, Array]:
+    """cos and sin of position * frequency, float64, each (T, n/2)."""
+    angle = positions.astype(np.float64)[:, None] * frequencies[None, :]
+    return np.cos(angle), np.sin(angle)
+
+
+def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
+    """(T, heads, D) -> the same, pairs of each head rotated by the position's angle (Su et al. 2021)."""
+    _require(x.shape[0] == cos.shape[0], "rope", "x", x.shape, cos.shape)
+    cos = cos.astype(x.dtype)[:, None, :]
+    sin = sin.astype(x.dtype)[:, None, :]
+    half = cos.shape[-1]
+    y = np.array(x, copy=True)
+    if pairing == "norm":
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    a, b = x[..., first], x[..., second]
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    return y
+
+
+def gated(gate: Array, up: Array, activation: Activation) -> Array:
+    """(T, F), (T, F) -> (T, F): SwiGLU or GeGLU (Shazeer 2020), GELU in its tanh form."""
+    return (silu(gate) if activation == "silu" else gelu_tanh(gate)) * up
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x), written so that exp never overflows."""
+    decayed = np.exp(-np.abs(x))
+    return x * np.where(x >= 0, 1 / (1 + decayed), decayed / (1 + decayed))
+
+
+def gelu_tanh(x: Array) -> Array:
+    """x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016)."""
+    root = x.dtype.type(np.sqrt(2 / np.pi))
+    cubic = x.dtype.type(0.044715)
+    half = x.dtype.type(0.5)
+    return half * x * (1 + np.tanh(root * x * (1 + cubic * x * x)))
+
+
+def _require(condition: bool, op: str, argument: str, got: object, expected: object) -> None:
+    if not condition:
+        raise ValueError(f"{op}: {argument} has shape {got}, expected one that fits {expected}")
