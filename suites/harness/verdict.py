@@ -1,0 +1,204 @@
+"""What a run proves: checks in the order of the data flow, and the verdict over them.
+
+The state of a verdict is the worst of its checks, in the stated order
+
+    invalid > diverged > unsupported > ok
+
+A verdict without checks is invalid, and so is an `ok` that compared no elements or that its own
+figures contradict: nothing is green by default. `verdict.schema.json` beside this file describes
+the JSON form.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from reference.model.cache import atomic_write
+from suites.harness.compare import Comparison
+
+SCHEMA_VERSION = 1
+SCHEMA_PATH = Path(__file__).with_name("verdict.schema.json")
+
+
+class State(Enum):
+    """The four states; `exit_code` is the command line's and `severity` orders them."""
+
+    OK = "ok"
+    DIVERGED = "diverged"
+    UNSUPPORTED = "unsupported"
+    INVALID = "invalid"
+
+    @property
+    def exit_code(self) -> int:
+        return {"ok": 0, "diverged": 1, "unsupported": 2, "invalid": 3}[self.value]
+
+    @property
+    def severity(self) -> int:
+        return {"ok": 0, "unsupported": 1, "diverged": 2, "invalid": 3}[self.value]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One judged relation. `elements` counts what was compared.
+
+    `measured` and `limit` are in the unit of the values compared and belong to the worst element;
+    `headroom` is measured over limit. `link` names in words what is broken if the check is not ok.
+    """
+
+    name: str
+    state: State
+    elements: int
+    measured: float | None = None
+    limit: float | None = None
+    headroom: float | None = None
+    where: str = ""
+    detail: str = ""
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.link:
+            object.__setattr__(self, "link", self.name)
+        if self.state is not State.OK:
+            return
+        if self.elements <= 0:
+            self._overrule("compared nothing")
+        elif self.measured is not None and self.limit is not None:
+            # The condition for passing: NaN in either figure overrules too.
+            if not self.measured <= self.limit:
+                self._overrule(f"measured {self.measured} is not within {self.limit}")
+        elif self.headroom is not None and not self.headroom <= 1.0:
+            self._overrule(f"head-room {self.headroom} is not within 1")
+
+    def _overrule(self, reason: str) -> None:
+        object.__setattr__(self, "state", State.INVALID)
+        object.__setattr__(self, "detail", f"{self.detail}; {reason}" if self.detail else reason)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "elements": self.elements,
+            "measured": json_number(self.measured),
+            "limit": json_number(self.limit),
+            "headroom": json_number(self.headroom),
+            "where": self.where,
+            "detail": self.detail,
+            "link": self.link,
+        }
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The checks of one run in order, what the run was (`run`), and notes that judge nothing."""
+
+    checks: tuple[Check, ...]
+    run: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> State:
+        if not self.checks:
+            return State.INVALID
+        return max((check.state for check in self.checks), key=lambda state: state.severity)
+
+    @property
+    def exit_code(self) -> int:
+        return self.state.exit_code
+
+    @property
+    def first_broken(self) -> Check | None:
+        """The first check that has the verdict's state; None where all is ok or nothing ran."""
+        if self.state is State.OK:
+            return None
+        return next((check for check in self.checks if check.state is self.state), None)
+
+    @property
+    def elements(self) -> int:
+        return sum(check.elements for check in self.checks)
+
+    def summary(self) -> str:
+        """`ok`, or the state and the first broken link, in one line."""
+        if not self.checks:
+            return "invalid: no checks ran"
+        broken = self.first_broken
+        if broken is None:
+            return "ok"
+        return " ".join(f"{self.state.value}: {broken.link}".split())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": "assay.verdict",
+            "schema_version": SCHEMA_VERSION,
+            "state": self.state.value,
+            "exit_code": self.exit_code,
+            "summary": self.summary(),
+            "first_broken": None if self.first_broken is None else self.first_broken.name,
+            "elements": self.elements,
+            "run": dict(self.run),
+            "notes": list(self.notes),
+            "checks": [check.to_json() for check in self.checks],
+        }
+
+    def write(self, path: Path) -> None:
+        """Writes the JSON form whole or not at all."""
+        write_json(path, self.to_json())
+
+
+def check_of(
+    name: str,
+    comparison: Comparison,
+    *,
+    link: str = "",
+    detail: str = "",
+    failed: State = State.DIVERGED,
+) -> Check:
+    """The check that a comparison amounts to.
+
+    NaN on both sides and nothing compared prove nothing and are invalid; a NaN on one side, or a
+    shape or dtype that differs, is `failed`.
+    """
+    state = State.OK if comparison.ok else failed
+    if not comparison.ok and comparison.same_shape:
+        both_nan = comparison.nan_got and comparison.nan_want
+        if both_nan or not comparison.elements or comparison.invalid_limits:
+            state = State.INVALID
+    reason = comparison.reason()
+    place = comparison.worst_backward
+    return Check(
+        name=name,
+        state=state,
+        elements=comparison.elements,
+        measured=None if place is None else place.error,
+        limit=None if place is None else place.limit,
+        headroom=comparison.headroom,
+        where="" if place is None else str(place),
+        detail="; ".join(text for text in (detail, reason) if text),
+        link=link,
+    )
+
+
+def fact(name: str, holds: bool, detail: str, *, failed: State, elements: int = 1) -> Check:
+    """A check of a statement that is true or false; `detail` says what was seen."""
+    state = State.OK if holds else failed
+    return Check(name, state, elements, detail=detail, link=name if holds else detail)
+
+
+def json_number(value: float | None) -> float | str | None:
+    """JSON knows no NaN and no infinity: those become the strings "nan", "inf", "-inf"."""
+    if value is None or math.isfinite(value):
+        return value
+    return str(float(value))
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    atomic_write(path, text.encode())
+
+
+def worst_first(checks: Sequence[Check]) -> list[Check]:
+    """Checks by falling head-room, those that are not ok before all others."""
+    return sorted(checks, key=lambda c: (c.state is State.OK, -(c.headroom or 0.0)))
