@@ -31,5 +31,5 @@ def attention(
     # Every query sees at least its own key, so the maximum is finite.
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
-    mixed = weight @ v[:, None]  # (KVH, group, T, D)
+    mixed: Array = weight @ v[:, None]  # (KVH, group, T, D)
     return mixed.transpose(2, 0, 1, 3).reshape(tokens, heads * size)

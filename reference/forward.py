@@ -83,7 +83,8 @@ class Reference:
 
     def decode(self, token: int, *, trace: Trace | None = None) -> Array:
         """Feeds one token; (V,) logits of the next."""
-        return self.prefill([token], trace=trace)[0]
+        logits: Array = self.prefill([token], trace=trace)[0]
+        return logits
 
     def _dense_weight(self, tensor: Tensor) -> NDArray[np.float32]:
         if tensor.name not in self._dense:

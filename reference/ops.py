@@ -23,11 +23,12 @@ def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
     _require(x.shape[-1:] == weight.shape, "rms_norm", "weight", weight.shape, x.shape[-1:])
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=x.dtype)
     scale = 1 / np.sqrt(mean_square + x.dtype.type(epsilon))
-    return x * scale * weight.astype(x.dtype, copy=False)
+    y: Array = x * scale * weight.astype(x.dtype, copy=False)
+    return y
 
 
 def linear(x: Array, weight: Array) -> Array:
-    """(T, K) x (N, K) -> (T, N): x . W^T through BLAS. `weight` is float32 and is widened if x is."""
+    """(T, K) x (N, K) -> (T, N): x . W^T through BLAS; a float32 `weight` is widened if x is."""
     _require(x.shape[-1] == weight.shape[-1], "linear", "x", x.shape, weight.shape)
     if weight.dtype == x.dtype:
         return x @ weight.T
@@ -45,7 +46,7 @@ def rope_tables(frequencies: NDArray[np.float64], positions: Array) -> tuple[Arr
 
 
 def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
-    """(T, heads, D) -> the same, pairs of each head rotated by the position's angle (Su et al. 2021)."""
+    """(T, heads, D) -> same: pairs of each head rotated by the position's angle (Su et al. 2021)."""
     _require(x.shape[0] == cos.shape[0], "rope", "x", x.shape, cos.shape)
     cos = cos.astype(x.dtype)[:, None, :]
     sin = sin.astype(x.dtype)[:, None, :]
@@ -77,7 +78,8 @@ def gelu_tanh(x: Array) -> Array:
     root = x.dtype.type(np.sqrt(2 / np.pi))
     cubic = x.dtype.type(0.044715)
     half = x.dtype.type(0.5)
-    return half * x * (1 + np.tanh(root * x * (1 + cubic * x * x)))
+    y: Array = half * x * (1 + np.tanh(root * x * (1 + cubic * x * x)))
+    return y
 
 
 def _require(condition: bool, op: str, argument: str, got: object, expected: object) -> None:

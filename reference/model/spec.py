@@ -51,7 +51,7 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One transformer block. `window`: keys at distance >= window are masked; None: full attention."""
+    """One transformer block. Keys at distance >= `window` are masked; None: full attention."""
 
     index: int
     head_count: int
@@ -66,9 +66,9 @@ class LayerSpec:
 class ModelSpec:
     """All that the forward passes need to know besides the weights.
 
-    `attention_scale` multiplies q.k; `embedding_scale` multiplies token embeddings; `qk_norm`: q and
-    k get a per-head RMS norm before RoPE; `post_norms`: the attention and feed-forward outputs get
-    an RMS norm before they are added to the residual stream.
+    `attention_scale` multiplies q.k; `embedding_scale` multiplies token embeddings; `qk_norm`: q
+    and k get a per-head RMS norm before RoPE; `post_norms`: the attention and feed-forward outputs
+    get an RMS norm before they are added to the residual stream.
     """
 
     architecture: str
@@ -316,7 +316,7 @@ def _read(keys: _Keys, rules: Architecture, vocab_size: int) -> ModelSpec:
 
 
 def _linear_divisor(keys: _Keys) -> float:
-    """`rope.scaling.factor` under type linear (or no type); files before 2023-10 say scale_linear."""
+    """`rope.scaling.factor` under type linear or none given; older files say `rope.scale_linear`."""
     kind = keys.text("rope.scaling.type", ("none", "linear"), "linear")
     older = keys.number("rope.scale_linear", 1.0)
     factor = keys.number("rope.scaling.factor", older)
