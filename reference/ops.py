@@ -46,7 +46,7 @@ def rope_tables(frequencies: NDArray[np.float64], positions: Array) -> tuple[Arr
 
 
 def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
-    """(T, heads, D) -> same: pairs of each head rotated by the position's angle (Su et al. 2021)."""
+    """(T, heads, D) -> same: head pairs rotated by the position's angle (Su et al. 2021)."""
     _require(x.shape[0] == cos.shape[0], "rope", "x", x.shape, cos.shape)
     cos = cos.astype(x.dtype)[:, None, :]
     sin = sin.astype(x.dtype)[:, None, :]

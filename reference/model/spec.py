@@ -316,7 +316,7 @@ def _read(keys: _Keys, rules: Architecture, vocab_size: int) -> ModelSpec:
 
 
 def _linear_divisor(keys: _Keys) -> float:
-    """`rope.scaling.factor` under type linear or none given; older files say `rope.scale_linear`."""
+    """`rope.scaling.factor` under type linear or no type; older files: `rope.scale_linear`."""
     kind = keys.text("rope.scaling.type", ("none", "linear"), "linear")
     older = keys.number("rope.scale_linear", 1.0)
     factor = keys.number("rope.scaling.factor", older)

@@ -1,0 +1,92 @@
+"""The dispatcher: loaded kernels of one engine, launched on one stream and counted.
+
+Counting is how a verdict knows that the path it names really ran: `routes` holds launches per
+registry row, with graph replays counted for every kernel that the graph holds.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from backend_hip.compile import KernelSource, build
+from backend_hip.device import Device, Graph, Kernel, Module, Progress
+from backend_hip.registry import WAVE, KernelRow, Key, Registry
+
+
+class CountedGraph:
+    """A captured graph and the launches that one replay stands for."""
+
+    def __init__(self, graph: Graph, launches: Mapping[Key, int]) -> None:
+        self._graph = graph
+        self.launches = launches
+
+    def free(self) -> None:
+        self._graph.free()
+
+
+class Kernels:
+    """The registry rows that an engine needs, compiled and loaded. Nothing else can be launched."""
+
+    def __init__(
+        self,
+        device: Device,
+        registry: Registry,
+        keys: Sequence[Key],
+        parameters: Mapping[str, int],
+        *,
+        progress: Progress | None = None,
+    ) -> None:
+        self.device = device
+        self.routes: Counter[Key] = Counter()
+        self._modules: list[Module] = []
+        self._kernels: dict[Key, Kernel] = {}
+        rows = [registry.find(*key) for key in keys]
+        sources = {row.key: _source(row, parameters) for row in rows}
+        code = build(device, list(sources.values()), progress=progress)
+        loaded: dict[KernelSource, Module] = {}
+        for row in rows:
+            source = sources[row.key]
+            if source not in loaded:
+                loaded[source] = Module(code[source], source.name)
+                self._modules.append(loaded[source])
+            self._kernels[row.key] = Kernel(loaded[source], row.entry, row.signature, row.block)
+
+    def block(self, key: Key) -> int:
+        """Threads per block of a kernel."""
+        return self._kernels[key].block
+
+    def launch(self, key: Key, grid: tuple[int, int], *arguments: Any) -> None:
+        """Queues one kernel. A key that the gate did not ask for is a programming error."""
+        if key not in self._kernels:
+            raise RuntimeError(f"dispatch: {key} was not among the rows that the gate required")
+        self._kernels[key].launch(self.device.stream, grid, *arguments)
+        self.routes[key] += 1
+
+    @contextmanager
+    def capture(self) -> Iterator[list[CountedGraph]]:
+        """Records launches into a graph; they count when it is replayed, not now."""
+        before = self.routes
+        self.routes = Counter()
+        result: list[CountedGraph] = []
+        try:
+            with self.device.stream.capture() as captured:
+                yield result
+            result.append(CountedGraph(captured[0], dict(self.routes)))
+        finally:
+            self.routes = before
+
+    def replay(self, graph: CountedGraph) -> None:
+        graph._graph.launch(self.device.stream)
+        self.routes.update(graph.launches)
+
+    def unload(self) -> None:
+        self._kernels.clear()
+        while self._modules:
+            self._modules.pop().unload()
+
+
+def _source(row: KernelRow, parameters: Mapping[str, int]) -> KernelSource:
+    sizes = (("SIMT_BLOCK", row.block), ("SIMT_WAVE", WAVE))
+    chosen = tuple((name, parameters[name]) for name in row.parameters)
+    return KernelSource(row.file, (*sizes, *row.defines, *chosen))

@@ -1,0 +1,168 @@
+"""Device memory that a running engine owns: KV cache, RoPE tables, scratch rows, step input."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backend_hip.device import Buffer, Device, PinnedArray
+from backend_hip.ops import Values
+from reference.model.spec import ModelSpec, RopeSpec
+
+_STORAGE: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+}
+
+# Layout of kernels/flow.h.
+_POSITION, _STAMP, _COUNT, _TOKENS = 0, 1, 2, 4
+
+
+class DeviceCache:
+    """Keys and values of one sequence, contiguous: per layer (context, KVH, D) in storage type."""
+
+    def __init__(self, spec: ModelSpec, device: Device, types: tuple[str, str], context: int):
+        self._spec = spec
+        self._types = tuple(_STORAGE[name] for name in types)
+        self.context_length = context
+        self.keys, self.values = (
+            [
+                Buffer(
+                    device,
+                    context * layer.head_count_kv * layer.head_size * dtype.itemsize,
+                    f"KV cache of layer {layer.index}",
+                )
+                for layer in spec.layers
+            ]
+            for dtype in self._types
+        )
+
+    def contents(self, layer: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Copies of the first `count` keys and values of one layer, each (count, KVH, D)."""
+        shape = (count, self._spec.layers[layer].head_count_kv, self._spec.layers[layer].head_size)
+        key_type, value_type = self._types
+        return (
+            self.keys[layer].download(shape, key_type),
+            self.values[layer].download(shape, value_type),
+        )
+
+    def poison(self, keep: int = 0) -> None:
+        """Overwrites everything after the first `keep` positions, so that nothing stale is read."""
+        for buffer in (*self.keys, *self.values):
+            buffer.poison(keep * (buffer.nbytes // self.context_length))
+
+    def free(self) -> None:
+        for buffer in (*self.keys, *self.values):
+            buffer.free()
+
+
+class RopeTables:
+    """cos and sin of every position for each distinct RoPE, float32 (context, n/2).
+
+    Computed in float64 here, apart from the reference's, so that neither hides the other's fault.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device,
+        factors: NDArray[np.float32] | None,
+        context: int,
+    ):
+        self._tables: dict[RopeSpec, tuple[Buffer, Buffer]] = {}
+        position = np.arange(context, dtype=np.float64)
+        for rope in {layer.rope for layer in spec.layers}:
+            angle = np.outer(position, rope.frequencies(factors))
+            self._tables[rope] = (
+                _upload(device, np.cos(angle), "RoPE cosines"),
+                _upload(device, np.sin(angle), "RoPE sines"),
+            )
+
+    def __getitem__(self, rope: RopeSpec) -> tuple[Buffer, Buffer]:
+        return self._tables[rope]
+
+    def free(self) -> None:
+        for pair in self._tables.values():
+            for buffer in pair:
+                buffer.free()
+
+
+def _upload(device: Device, values: NDArray[np.float64], name: str) -> Buffer:
+    table = np.ascontiguousarray(values, dtype=np.float32)
+    buffer = Buffer(device, table.nbytes, name)
+    buffer.upload(table)
+    return buffer
+
+
+class Scratch:
+    """Activation rows for one chunk; every name is a value of the forward pass."""
+
+    def __init__(self, spec: ModelSpec, device: Device, rows: int) -> None:
+        self._device = device
+        self._rows = rows
+        self._buffers: list[Buffer] = []
+        width = spec.embedding_length
+        queries = max(layer.head_count * layer.head_size for layer in spec.layers)
+        keys = max(layer.head_count_kv * layer.head_size for layer in spec.layers)
+        inner = max(layer.feed_forward_length for layer in spec.layers)
+        self.x = self._values("residual stream", width)
+        self.normed = self._values("normed", width)
+        self.q = self._values("queries", queries)
+        self.k = self._values("keys", keys)
+        self.v = self._values("values", keys)
+        self.mixed = self._values("attention result", queries)
+        self.out = self._values("block output", width)
+        self.gate = self._values("gate", inner)
+        self.up = self._values("up", inner)
+        self.logits = self._values("logits", spec.vocab_size, 1)
+        self._all_logits: Values | None = None
+
+    def _values(self, name: str, width: int, rows: int | None = None) -> Values:
+        count = self._rows if rows is None else rows
+        buffer = Buffer(self._device, count * width * 4, name)
+        self._buffers.append(buffer)
+        return Values(buffer, width, count)
+
+    def all_logits(self) -> Values:
+        """Room for a chunk's logits at every position, made when first asked for."""
+        if self._all_logits is None:
+            self._all_logits = self._values("all logits", self.logits.width)
+        return self._all_logits
+
+    def poison_logits(self) -> None:
+        """Overwrites all logits, so that one that a flow leaves unwritten shows."""
+        for values in (self.logits, self._all_logits):
+            if values is not None:
+                values.buffer.poison()
+
+    def free(self) -> None:
+        while self._buffers:
+            self._buffers.pop().free()
+
+
+class StepInput:
+    """Position, stamp, count and tokens of one flow: pinned on the host, copied by the flow."""
+
+    def __init__(self, device: Device, max_tokens: int) -> None:
+        self._device = device
+        self._host = PinnedArray((_TOKENS + max_tokens,), np.int32, "step input")
+        self._host.array[:] = -1
+        self.buffer = Buffer(device, self._host.nbytes, "step input")
+
+    def write(self, position: int, stamp: int, tokens: Sequence[int]) -> None:
+        """Sets the host side. Only when no copy from it is in flight."""
+        self._host.array[: _TOKENS + len(tokens)] = [position, stamp, len(tokens), 0, *tokens]
+
+    def queue_copy(self, count: int) -> None:
+        """Queues the copy of a flow with `count` tokens to the device."""
+        nbytes = (_TOKENS + count) * 4
+        self._device.stream.copy(self.buffer.address, self._host.address, nbytes, to_device=True)
+
+    def fed_token(self, index: int) -> int:
+        """The token id at place `index` as the device holds it."""
+        return int(self.buffer.download((1,), np.int32, (_TOKENS + index) * 4)[0])
+
+    def free(self) -> None:
+        self._host.free()
+        self.buffer.free()
