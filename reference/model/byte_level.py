@@ -1,8 +1,9 @@
 """Byte-level BPE (tokenizer.ggml.model "gpt2") on top of the `tokenizers` library.
 
 `tokenizer.ggml.pre` names how text is cut into words before merging. The table below has the
-patterns of llama.cpp (src/llama-vocab.cpp, llm_tokenizer_bpe), where possible in the form that the
-models' own tokenizer.json has. They are applied in order, each inside the pieces of the one before.
+patterns of llama.cpp (src/llama-vocab.cpp, llm_tokenizer_bpe), applied in order, each inside the
+pieces of the one before. Which characters are letters or numbers comes from the library's Unicode
+tables: characters that only the newest Unicode versions define may be cut otherwise than there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,8 @@ class PreTokenizer:
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# Spelled out: with (?i:...) a long s, U+017F, would count as an s.
+_CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
