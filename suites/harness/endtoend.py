@@ -1,0 +1,109 @@
+"""The references of one run and what they say about logits: the value and the end-to-end limit.
+
+Three references share one set of dequantised weights: float64, float32, and float64 with a float32
+KV cache (left out where the cache is float32 already).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.forward import DenseCache, Reference
+from reference.model import Model
+from reference.model.trace import Trace
+from suites.harness.compare import Array
+from suites.harness.protocol import Progress
+from suites.harness.tolerances import END_TO_END
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Reference logits (rows, V) float64 and the limit of each row (rows,), with its two terms."""
+
+    logits: Array
+    limits: Array
+    float32_distance: Array
+    kv_distance: Array
+
+
+class References:
+    """Feeds all references the same tokens."""
+
+    def __init__(
+        self, model: Model, kv_type_k: str, kv_type_v: str, *, dense: DenseCache | None = None
+    ) -> None:
+        shared: DenseCache = {} if dense is None else dense
+
+        def reference(dtype: type[np.floating[Any]], type_k: str, type_v: str) -> Reference:
+            return Reference(model, dtype=dtype, kv_type_k=type_k, kv_type_v=type_v, dense=shared)
+
+        self._exact = reference(np.float64, kv_type_k, kv_type_v)
+        self._single = reference(np.float32, kv_type_k, kv_type_v)
+        rounds = (kv_type_k, kv_type_v) != ("f32", "f32")
+        self._unrounded = reference(np.float64, "f32", "f32") if rounds else None
+
+    def feed(
+        self,
+        tokens: Sequence[int],
+        *,
+        all_rows: bool = False,
+        trace: Trace | None = None,
+        progress: Progress | None = None,
+    ) -> Expected:
+        """Feeds `tokens` after what was fed before; logits of the last token, or of all."""
+        which: Literal["last", "all"] = "all" if all_rows else "last"
+        say = progress or (lambda text: None)
+        say("reference float64")
+        exact = self._exact.prefill(tokens, trace=trace, logits=which)
+        say("reference float32")
+        single = self._single.prefill(tokens, logits=which)
+        distance = np.max(np.abs(single.astype(np.float64) - exact), axis=-1)
+        kv_distance = np.zeros_like(distance)
+        if self._unrounded is not None:
+            say("reference float64 with a float32 KV cache")
+            unrounded = self._unrounded.prefill(tokens, logits=which)
+            kv_distance = np.max(np.abs(unrounded - exact), axis=-1)
+        limits = np.array(
+            [
+                END_TO_END.limit(float(d), float(k))
+                for d, k in zip(distance, kv_distance, strict=True)
+            ]
+        )
+        return Expected(exact, limits, distance, kv_distance)
+
+
+@dataclass(frozen=True)
+class PointDistance:
+    """How far the engine's value of one trace point is from the reference's: information only."""
+
+    point: str
+    max_abs_diff: float
+    reference_max: float
+
+
+class DistanceTrace(Trace):
+    """Measures the reference against a recorded trace as it runs, and keeps nothing else.
+
+    Only whole prompts in one call: rows are matched from the end of each array.
+    """
+
+    def __init__(self, engine: Trace) -> None:
+        super().__init__()
+        self._engine = engine
+        self.distances: list[PointDistance] = []
+
+    def record(self, name: str, value: NDArray[Any]) -> None:
+        largest = float(np.max(np.abs(value))) if value.size else 0.0
+        difference = float("nan")
+        if name in self._engine:
+            got = self._engine[name]
+            rows = min(len(got), len(value))
+            if rows and got[0].size == value[0].size:
+                want = value[len(value) - rows :].reshape(rows, -1)
+                wide = got[len(got) - rows :].reshape(rows, -1).astype(np.float64)
+                with np.errstate(invalid="ignore"):
+                    difference = float(np.max(np.abs(wide - want)))
+        self.distances.append(PointDistance(name, difference, largest))

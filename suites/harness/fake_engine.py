@@ -1,0 +1,233 @@
+"""An engine made of the float32 reference, with plantable faults: how the judge is judged.
+
+Both prefill modes feed one token at a time, so that a clean fake keeps the bit-equality that the
+real engine's `kparallel` path promises; the routes that it reports differ as the real ones do.
+Nothing outside the tests of the judge may use it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.forward import DenseCache, Reference
+from reference.model import Model
+from reference.model.errors import InputError
+from reference.model.sampling import argmax
+from reference.model.trace import Trace
+from suites.harness.protocol import ARGMAX_SAW_NAN, STAGING_POISON
+
+
+@dataclass(frozen=True)
+class FakeTail:
+    poison: int
+    staged_token: int
+    staged_stamp: int
+    expected_stamp: int
+    device_token: int
+    device_stamp: int
+    logits: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class FakeStep:
+    token: int
+    tail: FakeTail
+    fed_token: int
+    position: int
+
+
+@dataclass(frozen=True)
+class FakePrefill:
+    mode: Literal["per-token", "batched"]
+    path: str
+    n_tokens: int
+    logits: NDArray[np.float32]
+    tail: FakeTail
+    routes: dict[str, int]
+    chunks: int
+    position: int
+    logits_poisoned: int
+
+
+@dataclass(frozen=True)
+class FakePair:
+    per_token: FakePrefill
+    batched: FakePrefill
+
+
+def _same(value: Any, *_: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What one broken engine does differently; every hook is the identity unless given.
+
+    `numerics` is active while the forward pass runs (it patches reference functions), in both modes
+    or in `numerics_mode` only. `logits` changes what the device holds before argmax. `tail` and
+    `prefilled` and `stepped` change records; they get the one before as second argument, or None.
+    """
+
+    numerics: Callable[[], AbstractContextManager[Any]] = nullcontext
+    numerics_mode: str | None = None
+    logits: Callable[[NDArray[np.float32], str], NDArray[np.float32]] = _same
+    tail: Callable[[FakeTail, FakeTail | None, str], FakeTail] = _same
+    prefilled: Callable[[FakePrefill, FakePrefill | None], FakePrefill] = _same
+    stepped: Callable[[FakeStep, FakeStep | None], FakeStep] = _same
+    kv: Callable[[Any, int, str], Any] = _same
+    trace_only: bool = False
+
+
+CLEAN = Fault()
+
+
+class FakeEngine:
+    """Fits suites.harness.protocol.JudgedEngine."""
+
+    def __init__(
+        self,
+        model: Model,
+        fault: Fault = CLEAN,
+        *,
+        path: str = "kparallel",
+        kv_type_k: str = "f16",
+        kv_type_v: str = "f16",
+        max_cols: int = 40,
+        dense: DenseCache | None = None,
+    ) -> None:
+        self._reference = Reference(
+            model, dtype=np.float32, kv_type_k=kv_type_k, kv_type_v=kv_type_v, dense=dense
+        )
+        self._fault = fault
+        self._path = path
+        self._max_cols = max_cols
+        self._stamp = 0
+        self._mode = "none"
+        self._last_tail: FakeTail | None = None
+        self._last_prefill: FakePrefill | None = None
+        self._last_step: FakeStep | None = None
+
+    @property
+    def position(self) -> int:
+        return self._reference.position
+
+    def reset(self) -> None:
+        self._reference.reset()
+
+    def close(self) -> None:
+        self._reference.reset()
+
+    def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        contents = self._fault.kv(self._reference.kv_contents(layer), layer, self._mode)
+        return contents[0], contents[1]
+
+    def prefill_per_token(
+        self,
+        tokens: Sequence[int],
+        *,
+        trace: Trace | None = None,
+        logits: Literal["last", "all"] = "last",
+    ) -> FakePrefill:
+        routes = {"matvec/F32/kparallel": len(tokens), "argmax//any": 1}
+        return self._prefill("per-token", tokens, trace, routes, len(tokens))
+
+    def prefill_batched(
+        self,
+        tokens: Sequence[int],
+        *,
+        trace: Trace | None = None,
+        logits: Literal["last", "all"] = "last",
+    ) -> FakePrefill:
+        chunks = -(-len(tokens) // self._max_cols)
+        routes = {f"matvec_batched/F32/{self._path}": chunks, "argmax//any": 1}
+        return self._prefill("batched", tokens, trace, routes, chunks)
+
+    def _prefill(
+        self,
+        mode: Literal["per-token", "batched"],
+        tokens: Sequence[int],
+        trace: Trace | None,
+        routes: dict[str, int],
+        chunks: int,
+    ) -> FakePrefill:
+        self._mode = mode
+        wanted = Trace() if trace is None else trace
+        row = np.empty(0, np.float32)
+        with self._numerics(mode, trace is not None):
+            for token in tokens:
+                row = self._reference.decode(token, trace=wanted)
+        if trace is not None:
+            self._keep_last_row(trace)
+        row = self._fault.logits(row.copy(), mode)
+        result = FakePrefill(
+            mode=mode,
+            path=self._path,
+            n_tokens=len(tokens),
+            logits=row[None].copy(),
+            tail=self._tail(row, mode),
+            routes=routes,
+            chunks=chunks,
+            position=self.position,
+            logits_poisoned=0,
+        )
+        result = self._fault.prefilled(result, self._last_prefill)
+        self._last_prefill = result
+        return result
+
+    def decode(self, token: int) -> FakeStep:
+        with self._numerics("decode", False):
+            row = self._reference.decode(token)
+        row = self._fault.logits(row.copy(), "decode")
+        tail = self._tail(row, "decode")
+        step = FakeStep(tail.staged_token, tail, token, self.position)
+        step = self._fault.stepped(step, self._last_step)
+        self._last_step = step
+        return step
+
+    def _numerics(self, mode: str, traced: bool) -> AbstractContextManager[Any]:
+        wrong_mode = self._fault.numerics_mode not in (None, mode)
+        if wrong_mode or (self._fault.trace_only and not traced):
+            return nullcontext()
+        return self._fault.numerics()
+
+    def _tail(self, row: NDArray[np.float32], mode: str) -> FakeTail:
+        self._stamp += 1
+        try:
+            token = argmax(row)
+        except InputError:
+            token = ARGMAX_SAW_NAN
+        clean = FakeTail(STAGING_POISON, token, self._stamp, self._stamp, token, self._stamp, row)
+        tail = self._fault.tail(clean, self._last_tail, mode)
+        self._last_tail = tail
+        return tail
+
+    @staticmethod
+    def _keep_last_row(trace: Trace) -> None:
+        """Token by token records the final norm and logits of each; an engine keeps the last."""
+        arrays = {name: array.astype(np.float32) for name, array in trace.arrays.items()}
+        trace._parts.clear()
+        for name, array in arrays.items():
+            trace.record(name, array[-1:] if name.startswith("result_") else array)
+
+
+@contextmanager
+def patched(
+    target: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replaces the function at the dotted path `target` by `wrap(original)` for a while."""
+    module_name, name = target.rsplit(".", 1)
+    module = __import__(module_name, fromlist=[name])
+    with mock.patch.object(module, name, wrap(getattr(module, name))):
+        yield
+
+
+def stale(tail: FakeTail, before: FakeTail | None) -> FakeTail:
+    """`tail` as it looks when this step's staging copy never ran: the step before is left there."""
+    if before is None:
+        return replace(tail, staged_token=STAGING_POISON, staged_stamp=0)
+    return replace(tail, staged_token=before.staged_token, staged_stamp=before.staged_stamp)

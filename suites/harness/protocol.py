@@ -1,0 +1,108 @@
+"""What the judge needs of an engine, as structure: `backend_hip.Engine` and the fakes both fit.
+
+Fields mean what backend_hip/engine.py says; nothing here is implemented.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from numpy.typing import NDArray
+
+from reference.model.trace import Trace
+
+STAGING_POISON = -1
+"""The illegal token id that staging holds before every step."""
+ARGMAX_SAW_NAN = -2
+"""What the device argmax writes when a logit was NaN."""
+PREFILL_MODES: tuple[str, ...] = ("per-token", "batched")
+
+Progress = Callable[[str], None]
+
+
+class Tail(Protocol):
+    """What the sampler tail of one step left behind, read back from device and staging."""
+
+    @property
+    def poison(self) -> int: ...
+    @property
+    def staged_token(self) -> int: ...
+    @property
+    def staged_stamp(self) -> int: ...
+    @property
+    def expected_stamp(self) -> int: ...
+    @property
+    def device_token(self) -> int: ...
+    @property
+    def device_stamp(self) -> int: ...
+    @property
+    def logits(self) -> NDArray[Any]: ...
+
+
+class Prefilled(Protocol):
+    """One prompt fed; `routes` counts the launches that ran per registry row."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def n_tokens(self) -> int: ...
+    @property
+    def logits(self) -> NDArray[Any]: ...
+    @property
+    def tail(self) -> Tail: ...
+    @property
+    def routes(self) -> Mapping[str, int]: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def logits_poisoned(self) -> int: ...
+
+
+class Stepped(Protocol):
+    """One token decoded."""
+
+    @property
+    def token(self) -> int: ...
+    @property
+    def tail(self) -> Tail: ...
+    @property
+    def fed_token(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+
+
+class Pair(Protocol):
+    """Both prefill modes of one prompt, as the engine's `validate` switch hands them over."""
+
+    @property
+    def per_token(self) -> Prefilled: ...
+    @property
+    def batched(self) -> Prefilled: ...
+
+
+class JudgedEngine(Protocol):
+    """An engine that holds one sequence."""
+
+    @property
+    def position(self) -> int: ...
+    def reset(self) -> None: ...
+    def prefill_per_token(
+        self,
+        tokens: Sequence[int],
+        *,
+        trace: Trace | None = None,
+        logits: Literal["last", "all"] = "last",
+    ) -> Prefilled: ...
+    def prefill_batched(
+        self,
+        tokens: Sequence[int],
+        *,
+        trace: Trace | None = None,
+        logits: Literal["last", "all"] = "last",
+    ) -> Prefilled: ...
+    def decode(self, token: int) -> Stepped: ...
+    def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,112 @@
+"""Faults planted in copies of a run's own data: every one must be seen, or the run proves nothing.
+
+A copy is first made clean (finite, a chain that holds), so that the planted fault is the only one
+and is found for its own reason.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from reference.model.sampling import argmax
+from suites.harness import compare as comparator
+from suites.harness import tail as tail_module
+from suites.harness.compare import Array
+from suites.harness.protocol import Prefilled
+from suites.harness.verdict import Check, State
+
+Proofs = Callable[[Prefilled, Prefilled], list[Check]]
+Plant = tuple[str, bool]  # what was planted, whether it was seen
+
+
+def planted_faults(
+    per_token: Prefilled | None, batched: Prefilled | None, limit: float, proofs: Proofs | None
+) -> Check:
+    """One check over all planted faults. `limit` is the run's absolute logit limit.
+
+    With both prefill modes the faults of the pair are planted too. An unknown (NaN) limit plants
+    against 0.
+    """
+    name = "planted faults are caught"
+    subject = batched or per_token
+    if subject is None or not subject.logits.size:
+        return Check(name, State.INVALID, 0, detail="no data to plant faults in")
+    limit = limit if np.isfinite(limit) else 0.0
+    plants = [*_logit_plants(subject, limit), *_tail_plants(subject)]
+    if per_token is not None and batched is not None and proofs is not None:
+        plants += _pair_plants(per_token, batched, proofs)
+    missed = [plant for plant, seen in plants if not seen]
+    if missed:
+        link = f"the judge did not see a planted fault: {missed[0]}"
+        return Check(name, State.INVALID, len(plants), detail="; ".join(missed), link=link)
+    return Check(
+        name, State.OK, len(plants), detail=", ".join(dict.fromkeys(plant for plant, _ in plants))
+    )
+
+
+def _clean_logits(subject: Prefilled) -> Array:
+    return np.nan_to_num(np.array(subject.logits[-1], dtype=np.float32), posinf=0, neginf=0)
+
+
+def _logit_plants(subject: Prefilled, limit: float) -> Iterator[Plant]:
+    want = _clean_logits(subject)
+    for index in sorted({0, want.size // 2, want.size - 1}):
+        got = want.copy()
+        # Twice the limit, but at least the next number that float32 has.
+        moved = np.float32(got[index] + max(2 * limit, 2 * float(np.spacing(np.abs(got[index])))))
+        got[index] = moved
+        found = comparator.compare(got, want, limit)
+        place = found.worst_backward
+        seen = not found.ok and found.above_limit == 1 and place is not None
+        yield "one logit moved", bool(seen and place is not None and place.flat == index)
+        got[index] = np.nan
+        found = comparator.compare(got, want, limit)
+        yield "a NaN", not found.ok and found.nan_got == 1
+        found = comparator.compare(got, got.copy(), limit)
+        yield "NaN on both sides", not found.ok and found.nan_want == 1
+    yield "nothing compared", not comparator.compare(want[:0], want[:0], limit).ok
+
+
+def _tail_plants(subject: Prefilled) -> Iterator[Plant]:
+    logits = _clean_logits(subject)
+    stamp, token = subject.tail.expected_stamp, argmax(logits)
+    tail: Any = subject.tail
+    clean = replace(
+        tail,
+        logits=logits,
+        staged_token=token,
+        device_token=token,
+        staged_stamp=stamp,
+        device_stamp=stamp,
+    )
+    if tail_module.broken_tail(clean) is not None:
+        yield "a sound tail called broken", False
+    faults = {
+        "an old stamp": ("generation stamp", {"staged_stamp": stamp - 1}),
+        "no argmax": ("device argmax", {"device_stamp": stamp - 1}),
+        "staging not written": ("staging copy", {"staged_token": tail.poison}),
+        "another token staged": ("staging copy", {"staged_token": token + 1}),
+        "another token chosen": ("device argmax", {"device_token": token + 1}),
+    }
+    for plant, (link, change) in faults.items():
+        found = tail_module.broken_tail(replace(clean, **change))
+        yield plant, found is not None and found.link == link
+
+
+def _pair_plants(per_token: Prefilled, batched: Prefilled, proofs: Proofs) -> Iterator[Plant]:
+    side: Any = batched
+    stamped = replace(side.tail, expected_stamp=per_token.tail.expected_stamp)
+    faults = {
+        "the same route twice": replace(side, routes=dict(per_token.routes)),
+        "the same buffer twice": replace(side, logits=per_token.logits),
+        "the same generation twice": replace(side, tail=stamped),
+        "poison left": replace(side, logits_poisoned=1),
+        "the same mode twice": replace(side, mode=per_token.mode),
+    }
+    before = [check.state is State.INVALID for check in proofs(per_token, batched)]
+    for plant, changed in faults.items():
+        after = [check.state is State.INVALID for check in proofs(per_token, changed)]
+        newly = any(now and not then for then, now in zip(before, after, strict=True))
+        yield plant, newly or any(before)

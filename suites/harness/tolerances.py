@@ -1,0 +1,222 @@
+"""The one table of tolerances: a row for each (op, rounding), with its reason.
+
+Limits are derived, not tuned. A local limit is
+
+    roundings(n) * u * magnitude        u = 2^-24, the unit roundoff of float32
+
+with `n` the length of the op's sum and `magnitude` the op's sum of absolute terms, taken from the
+ENGINE's recorded inputs (bounds.py). It bounds one op alone and is never chained through layers.
+Worst-case constants follow Higham, Accuracy and Stability of Numerical Algorithms, chapter 3: a sum
+whose longest chain of additions is d steps is off by at most gamma(d) = d*u / (1 - d*u) times the
+sum of its absolute terms.
+
+Logits, end to end, have their own row: END_TO_END.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.model.errors import Unsupported
+
+UNIT_ROUNDOFF = 2.0**-24
+SMALLEST_NORMAL = 2.0**-126
+
+# The engine's kparallel dot product (one inline function for every number of columns): a lane takes
+# 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
+LANE_ELEMENTS = 8
+WAVE = 32
+TREE_LEVELS = 5
+# RMS norm: threads of the block that share a row's sum, and their waves (kernels/rms_norm.hip).
+NORM_BLOCK = 128
+NORM_WAVES = NORM_BLOCK // WAVE
+# Keys of one attention tile; each tile rescales the running sums once (kernels/attention.hip).
+ATTENTION_TILE = 32
+# kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
+EXP_ROUNDINGS = 4.0
+TANH_ROUNDINGS = 6.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """`roundings(n)` unit roundoffs are allowed on the op's magnitude for a sum of n terms.
+
+    `rounding` is the path whose order of summation the row describes, or "any".
+    """
+
+    op: str
+    rounding: str
+    roundings: Callable[[int], float]
+    magnitude: str
+    reason: str
+
+    def relative(self, n: int = 1) -> float:
+        """The relative limit for a sum of n terms."""
+        return gamma(self.roundings(n))
+
+
+def gamma(roundings: float) -> float:
+    """d*u / (1 - d*u), the standard bound on d compounded roundings."""
+    amount = roundings * UNIT_ROUNDOFF
+    if not amount < 1:
+        raise ValueError(f"tolerances: {roundings} roundings are more than float32 can bound")
+    return amount / (1 - amount)
+
+
+def _striped(n: int) -> float:
+    steps = math.ceil(n / (LANE_ELEMENTS * WAVE))
+    return LANE_ELEMENTS * steps + TREE_LEVELS + 1
+
+
+_ROWS = (
+    Row(
+        "embed",
+        "any",
+        lambda n: 2,
+        "|scale * embedding|",
+        "The table's value is exact; a scale rounds once itself and once in the product.",
+    ),
+    Row(
+        "rms_norm",
+        "any",
+        lambda n: 0.5 * (math.ceil(n / NORM_BLOCK) + TREE_LEVELS + NORM_WAVES + 3) + 5,
+        "|y|",
+        "The sum of squares has positive terms, so its relative error is its depth; the root "
+        "halves it; then mean, epsilon, root, division and two products round once each.",
+    ),
+    Row(
+        "linear",
+        "kparallel",
+        _striped,
+        "sum |w||x|",
+        "A lane adds 8 products a step over ceil(K / (8 * 32)) steps, five butterfly levels "
+        "follow, and a product may round by itself. Weights are the file's float32 values exactly.",
+    ),
+    Row(
+        "linear",
+        "serial",
+        lambda n: n + 1,
+        "sum |w||x|",
+        "One thread walks all of K: every product joins one chain of K additions.",
+    ),
+    Row(
+        "rope",
+        "any",
+        lambda n: 4,
+        "|a cos| + |b sin|",
+        "cos and sin are float64 values rounded once; two products and one sum round once each.",
+    ),
+    Row(
+        "score",
+        "any",
+        lambda n: n + 2,
+        "scale * sum |q||k|",
+        "The dot product over the head size in any order, and the scale.",
+    ),
+    Row(
+        "softmax",
+        "any",
+        lambda n: EXP_ROUNDINGS + 2,
+        "p * (|v| + |out|)",
+        "A relative error of exp is the absolute error of its argument (the score's, and one "
+        "rounding of score - maximum) plus exp's own.",
+    ),
+    Row(
+        "attention_sum",
+        "any",
+        lambda n: n + (EXP_ROUNDINGS + 2) * math.ceil(n / ATTENTION_TILE) + 2,
+        "sum p|v| + |out|",
+        "Weighted sum and normaliser over n keys in any order; each tile rescales both by one exp, "
+        "a product and a sum; the division rounds once.",
+    ),
+    Row(
+        "silu",
+        "any",
+        lambda n: EXP_ROUNDINGS + 4,
+        "|y|",
+        "exp of an exact argument, 1 + exp, division and product by up; all terms positive.",
+    ),
+    Row(
+        "gelu_tanh",
+        "any",
+        lambda n: TANH_ROUNDINGS,
+        "|up * gate / 2| * (tanh's argument error through 1 - tanh^2, tanh itself, the sum)",
+        "The argument has six roundings, of which 1 - tanh^2 lets a share through; tanh's own "
+        "error and 1 + tanh are absolute, because 1 + tanh cancels for negative gates.",
+    ),
+    Row("add", "any", lambda n: 1, "|a + b|", "One addition, rounded once."),
+    Row("kv_write", "any", lambda n: 0, "0", "Rounding to the storage type is a function: exact."),
+    Row(
+        "argmax", "any", lambda n: 0, "0", "A comparison does not round; ties go to the lowest id."
+    ),
+    Row(
+        "prefill_pair",
+        "kparallel",
+        lambda n: 0,
+        "0",
+        "Batched and per-token columns run one inline dot product: the contract is equal bits.",
+    ),
+)
+
+TABLE: Mapping[tuple[str, str], Row] = {(row.op, row.rounding): row for row in _ROWS}
+
+
+def row(op: str, rounding: str = "any") -> Row:
+    """The row of an op for a path, or the one for any path; Unsupported names what exists."""
+    found = TABLE.get((op, rounding), TABLE.get((op, "any")))
+    if found is None:
+        known = sorted(path for name, path in TABLE if name == op)
+        raise Unsupported(
+            f"tolerances: {op} has no row for path {rounding}; rows exist for: {', '.join(known)}"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class EndToEnd:
+    """The row of the logits.
+
+    limit = distance_factor * max|ref32 - ref64| + kv_fraction * max|ref64(kv) - ref64(kv f32)|
+
+    The first term measures how this model and prompt amplify float32 rounding, whatever its order;
+    the factor covers an order of summation other than the reference's and the maximum over other
+    elements. The second is the declared rounding of the KV cache: a last-bit difference before the
+    rounding flips a code of the storage type, but only for the few values that lie on a boundary,
+    so a fraction of what rounding every value changes.
+    """
+
+    distance_factor: float
+    kv_fraction: float
+    reason: str
+
+    def limit(self, float32_distance: float, kv_distance: float) -> float:
+        return self.distance_factor * float32_distance + self.kv_fraction * kv_distance
+
+
+END_TO_END = EndToEnd(
+    distance_factor=16.0,
+    kv_fraction=0.25,
+    reason="float32 to float64 distance of the reference on this prompt, and KV codes that flip",
+)
+
+
+# Agreement with llama.cpp's recorded logits, as a share of their range. Every deliberate error tried
+# on these models (wrong RoPE pairing, window one wider, ...) moves logits by 0.6 or more of a range
+# of 12 to 18, rounding by less than 8e-5, so this separates right from wrong with room on both
+# sides. The published Gemma was recorded with llama.cpp's half-precision GELU table.
+_ORACLE_SHARE = 1e-3
+_ORACLE_SHARE_GELU_TABLE = 1e-2
+
+# Greedy continuations are compared until the oracle's top-2 margin falls below this: under it the
+# choice rests on rounding (its own configurations part at margins of 0.01).
+ORACLE_TIE_MARGIN = 0.05
+
+
+def oracle_limit(model: str, logits: NDArray[np.floating[Any]]) -> float:
+    """Absolute limit for logits recorded from llama.cpp on a golden model."""
+    share = _ORACLE_SHARE_GELU_TABLE if model == "gemma3-270m" else _ORACLE_SHARE
+    return share * float(np.ptp(logits))
