@@ -172,7 +172,7 @@ SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return shuffle(v, threa
 
 template <int N>
 SIMT_DEVICE void wave_sum(float (&values)[N], int n) {
-  cpu::services->wave_sum(values, n);
+  cpu::services->wave_sum(values, n <= N ? n : -1);  // -1: the runtime reports it
 }
 SIMT_DEVICE float wave_sum(float v) {
   cpu::services->wave_sum(&v, 1);

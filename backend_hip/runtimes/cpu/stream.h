@@ -1,0 +1,64 @@
+// Streams, events and the operations that a stream runs or a capture records.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "hip_types.h"
+
+struct CopyOperation {
+  void* dst;
+  const void* src;
+  size_t nbytes;
+  hipMemcpyKind kind;
+};
+
+struct FillOperation {
+  void* dst;
+  uint32_t value;
+  uint32_t value_nbytes;  // 1 or 4
+  size_t count;           // values
+};
+
+struct LaunchOperation {
+  std::shared_ptr<Module> module;  // keeps the code mapped
+  const Function* function;
+  uint32_t grid[3];
+  std::vector<uint64_t> arguments;  // the packed buffer, copied: the caller may change its own at once
+};
+
+struct RecordOperation {
+  std::shared_ptr<Event> event;
+};
+
+using Operation = std::variant<CopyOperation, FillOperation, LaunchOperation, RecordOperation>;
+
+struct Capture;
+
+struct Stream {
+  unsigned flags = 0;
+  std::shared_ptr<Capture> capture;  // guarded by capture.h's mutex
+};
+
+struct Event {
+  unsigned flags = 0;
+  std::atomic<int64_t> recorded_ns{-1};  // steady clock; -1: never recorded
+  // Last recorded inside a capture: it then orders captured work only. Guarded by capture.h's mutex.
+  std::shared_ptr<Capture> capture;
+  Stream* capture_stream = nullptr;
+  size_t capture_position = 0;
+};
+
+// A live stream, the null stream for nullptr, or nothing for a stale handle.
+std::shared_ptr<Stream> find_stream(hipStream_t handle);
+bool is_null_stream(const Stream& stream);
+
+// Records the operation when the stream captures, else runs it. Work runs at once, in submission order: the
+// one place that a deferring scheduler will replace.
+hipError_t submit(Stream& stream, Operation operation);
+
+// Runs one operation now, with its checks. Also what a graph replays.
+hipError_t execute(const Operation& operation);
