@@ -1,0 +1,150 @@
+"""The NumPy reference against llama.cpp's recorded logits, and against itself when chunked."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from fixtures.golden import GATE, TINY_GATES, golden_model, published_model
+from reference.forward import DenseCache, Reference
+from reference.model import Model, load_model
+from reference.model.errors import InputError, Unsupported
+from suites.harness.compare import compare
+from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
+
+_MODELS: dict[str, tuple[Model, DenseCache]] = {}
+
+
+def _model(name: str) -> tuple[Model, DenseCache]:
+    if name not in _MODELS:
+        _MODELS[name] = (load_model(golden_model(name).path), {})
+    return _MODELS[name]
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One recorded prompt of one tiny model, run by the reference in one precision."""
+
+    model: str
+    length: int
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.length}-{self.dtype}"
+
+
+GOLDEN_CASES = [
+    GoldenCase(model, length, dtype)
+    for model in TINY_GATES
+    for length in golden_model(model).prompts
+    for dtype in ("float32", "float64")
+]
+
+
+@pytest.mark.parametrize("case", GOLDEN_CASES, ids=lambda case: case.id)
+def test_logits_agree_with_llama_cpp_at_every_recorded_position(case: GoldenCase) -> None:
+    prompt = golden_model(case.model).prompts[case.length]
+    model, dense = _model(case.model)
+    reference = Reference(
+        model, dtype=getattr(np, case.dtype), kv_type_k="f32", kv_type_v="f32", dense=dense
+    )
+    logits = reference.prefill(prompt.tokens.tolist(), logits="all")[prompt.positions]
+    result = compare(
+        logits.astype(np.float32), prompt.logits, oracle_limit(case.model, prompt.logits)
+    )
+    assert result.elements == prompt.logits.size
+    assert result.ok, result.reason()
+    assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+def test_published_model_agrees_with_llama_cpp(name: str, real_model) -> None:  # type: ignore[no-untyped-def]
+    model: Model = real_model(name)
+    golden = published_model(name)
+    assert model.file.sha256 == golden.sha256
+    run = golden.runs[GATE]
+    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", context_length=256)
+    logits = reference.prefill(golden.ids)[0]
+    result = compare(logits, run.last_logits, oracle_limit(name, run.last_logits))
+    assert result.ok, result.reason()
+    compared = 0
+    for token, margin in zip(run.greedy_ids, run.greedy_margins, strict=True):
+        if margin < ORACLE_TIE_MARGIN:
+            break
+        assert int(logits.argmax()) == token, f"greedy token {compared}"
+        compared += 1
+        logits = reference.decode(int(token))
+    assert compared > 0
+
+
+@pytest.mark.parametrize("name", list(TINY_GATES))
+@pytest.mark.parametrize("chunk", [1, 15, 16, 17, 39, 40, 41])
+def test_chunking_changes_only_rounding(name: str, chunk: int) -> None:
+    # BLAS sums in another order for another number of rows, so the relation is bounded, not exact:
+    # float64 runs differ by far less than float32 resolves.
+    model, dense = _model(name)
+    tokens = golden_model(name).prompts[79].tokens.tolist()
+    whole = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    parts = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    expected = whole.prefill(tokens, logits="all")
+    got = parts.prefill(tokens, chunk=chunk, logits="all")
+    result = compare(got, expected, oracle_limit(name, expected))
+    assert result.ok, result.reason()
+    assert parts.position == whole.position == 79
+
+
+def test_prefill_then_decode_equals_one_prefill() -> None:
+    model, dense = _model("gemma3")
+    tokens = golden_model("gemma3").prompts[40].tokens.tolist()
+    whole = Reference(model, dtype=np.float64, dense=dense)
+    steps = Reference(model, dtype=np.float64, dense=dense)
+    expected = whole.prefill(tokens, logits="all")
+    steps.prefill(tokens[:20])
+    for place, token in enumerate(tokens[20:], start=20):
+        result = compare(steps.decode(token), expected[place], oracle_limit("gemma3", expected))
+        assert result.ok, f"token {place}: {result.reason()}"
+
+
+def test_reset_forgets_the_sequence() -> None:
+    model, dense = _model("llama")
+    tokens = golden_model("llama").prompts[17].tokens.tolist()
+    reference = Reference(model, dense=dense)
+    first = reference.prefill(tokens)
+    reference.reset()
+    assert reference.position == 0
+    assert np.array_equal(reference.prefill(tokens), first)
+
+
+def test_kv_types_round_on_write() -> None:
+    model, dense = _model("qwen3")
+    tokens = golden_model("qwen3").prompts[17].tokens.tolist()
+    wide = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    mixed = Reference(model, kv_type_k="f16", kv_type_v="f32", dense=dense)
+    wide.prefill(tokens)
+    mixed.prefill(tokens)
+    keys, values = mixed.kv_contents(0)
+    assert keys.dtype == np.float16
+    assert values.dtype == np.float32
+    # Layer 0 sees the same inputs in both, so its keys are the wide ones rounded once.
+    assert np.array_equal(keys, wide.kv_contents(0)[0].astype(np.float16))
+    with pytest.raises(Unsupported, match="kv-type-k is q8_0; supported: f32, f16"):
+        Reference(model, kv_type_k="q8_0")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([], "prompt is empty"),
+        ([0, 320], "id 320 at place 1 is out of range"),
+        ([-1], "id -1 at place 0 is out of range"),
+        ([1] * 9, "9 tokens do not fit, expected at most 8"),
+    ],
+)
+def test_bad_tokens_are_refused_before_anything_runs(tokens: list[int], message: str) -> None:
+    model, dense = _model("llama")
+    reference = Reference(model, context_length=8, dense=dense)
+    with pytest.raises(InputError, match=message):
+        reference.prefill(tokens)
+    assert reference.position == 0
