@@ -136,6 +136,7 @@ class _Reader:
         self.at = 0
 
     def fail(self, what: str, kind: type[InputError] | type[Unsupported] = InputError) -> NoReturn:
+        what = what if len(what) <= 300 else what[:300] + "..."  # a key may be megabytes long
         raise kind(f"read_gguf: {self.path}: at byte {self.at}: {what}")
 
     def need(self, nbytes: int, what: str) -> None:
