@@ -48,6 +48,7 @@ class FakePrefill:
     n_tokens: int
     logits: NDArray[np.float32]
     tail: FakeTail
+    fed_token: int
     routes: dict[str, int]
     chunks: int
     position: int
@@ -58,6 +59,7 @@ class FakePrefill:
 class FakePair:
     per_token: FakePrefill
     batched: FakePrefill
+    kv_bits_equal: bool = True
 
 
 def _same(value: Any, *_: Any) -> Any:
@@ -170,6 +172,7 @@ class FakeEngine:
             n_tokens=len(tokens),
             logits=row[None].copy(),
             tail=self._tail(row, mode),
+            fed_token=tokens[-1],
             routes=routes,
             chunks=chunks,
             position=self.position,

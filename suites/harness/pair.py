@@ -180,12 +180,21 @@ def prefill_judge(pair: Pair, end_to_end_limit: float | None = None) -> Verdict:
     comparison = compare_last(per_token, batched, limit)
     checks = proofs(per_token, batched)
     checks.append(logits_check(per_token, batched, limit))
+    if is_exact(batched.path):
+        checks.append(_kv_bits(pair))
     exact = exact_logits_text(comparison)
     for result in (per_token, batched):
         name = f"sampler tail: {result.mode} prefill"
         checks.append(tail_check(name, [broken_prefill(result)], exact_logits=exact))
     checks.append(planted_faults(per_token, batched, limit, proofs))
     return Verdict(tuple(checks), run={"path": batched.path, "n_tokens": batched.n_tokens})
+
+
+def _kv_bits(pair: Pair) -> Check:
+    detail = "equal bits" if pair.kv_bits_equal else "KV caches of the two prefill modes differ"
+    tokens = pair.batched.n_tokens
+    name = "prefill pair: KV contents"
+    return fact(name, pair.kv_bits_equal, detail, failed=State.DIVERGED, elements=tokens)
 
 
 def validate_line(pair: Pair, verdict: Verdict, end_to_end_limit: float | None = None) -> str:

@@ -86,8 +86,15 @@ def _device_detail(tail: Tail, token: int) -> str:
     return f"chose token {tail.device_token}, host argmax is {token}"
 
 
-def broken_prefill(result: Prefilled) -> BrokenLink | None:
-    """The tail of a prefill; its logits must be the last row that the caller got."""
+def broken_prefill(result: Prefilled, last_token: int | None = None) -> BrokenLink | None:
+    """The tail of a prefill; its logits must be the last row that the caller got.
+
+    `last_token`, where known, is the prompt's last id, which the device must have read.
+    """
+    if last_token is not None and result.fed_token != last_token:
+        return BrokenLink(
+            "token fed back", f"the prefill read {result.fed_token} last, not {last_token}"
+        )
     if not len(result.logits) or not same_bits(
         np.asarray(result.logits[-1]), np.asarray(result.tail.logits)
     ):

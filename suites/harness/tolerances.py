@@ -220,3 +220,19 @@ def oracle_limit(model: str, logits: NDArray[np.floating[Any]]) -> float:
     """Absolute limit for logits recorded from llama.cpp on a golden model."""
     share = _ORACLE_SHARE_GELU_TABLE if model == "gemma3-270m" else _ORACLE_SHARE
     return share * float(np.ptp(logits))
+
+
+@dataclass(frozen=True)
+class TraceFiles:
+    """The row of `assay compare`: a share of the largest magnitude at a point."""
+
+    share: float
+    reason: str
+
+
+TRACE_FILES = TraceFiles(
+    share=2.0**-10,
+    reason="Without the model nothing can be evaluated again, and errors are inherited. The "
+    "coarsest declared rounding is the float16 KV cache with unit roundoff 2^-11; two of it, relative to a "
+    "point's largest magnitude, is more than sound sides differ by.",
+)

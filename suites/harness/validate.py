@@ -122,7 +122,9 @@ class _Run:
         self._eager(traced, results[traced.mode])
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
-            self._checks.append(tail_check(name, [broken_prefill(result)], exact_logits=exact))
+            self._checks.append(
+                tail_check(name, [broken_prefill(result, self._tokens[-1])], exact_logits=exact)
+            )
         self._decode(decoded)
         self._checks += replayed
         proofs = pairs.proofs if len(results) == 2 else None

@@ -404,6 +404,11 @@ def test_the_switch_finds_the_moved_logit() -> None:
     assert "at idx=7 " in line
 
 
+def test_the_switch_sees_another_kv_cache() -> None:
+    pair = replace(_pair(), kv_bits_equal=False)
+    assert prefill_judge(pair).summary() == "diverged: KV caches of the two prefill modes differ"
+
+
 def test_nan_on_both_sides_of_the_switch_is_invalid() -> None:
     pair = _pair(Fault(logits=_nan_logit))
     assert prefill_judge(pair).state is State.INVALID

@@ -1,0 +1,7 @@
+"""`python -m suites` is `assay`."""
+
+import sys
+
+from suites.cli import main
+
+sys.exit(main())

@@ -1,0 +1,223 @@
+"""What commands share: options, tokens, the engine's construction, progress, tables."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.status import Status
+from tabulate import tabulate
+
+from backend_hip.runtimes import DEVICES
+from fixtures.registry import resolve_model
+from reference.model import Model, check_tokens, load_model
+from reference.model.errors import InputError
+
+if TYPE_CHECKING:
+    from backend_hip.engine import Engine
+    from backend_hip.results import PrefillPair
+    from backend_hip.switch import BatchedPrefill
+
+DEFAULT_PROMPT = "The capital of France is"
+DEFAULT_TOKENS = 21
+"""Length of the prompt that a model without a tokenizer gets."""
+
+
+class ProgressReport:
+    """Progress on standard error: a status line on a terminal, else one line per stage."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False)
+        self._status: Status | None = None
+        self._stage = ""
+
+    def __enter__(self) -> "ProgressReport":
+        if self._console.is_terminal:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+            return
+        # Counted steps ("layer 3 of 30") are one stage; only its first line is printed.
+        stage = "".join(letter for letter in text if not letter.isdigit())
+        if stage != self._stage:
+            self._stage = stage
+            print(f"  {text}", file=sys.stderr, flush=True)
+
+    def line(self, text: str) -> None:
+        """A line that stays, on standard error."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a GGUF file, or a registered name: smollm2, gemma3-270m, tiny-qwen3, ...",
+    )
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--prompt", metavar="TEXT", help=f"prompt text (default: {DEFAULT_PROMPT!r})"
+    )
+    group.add_argument("--tokens", metavar="1,2,3", help="prompt as token ids, used as they are")
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Options that decide how an engine is built; names as in pytest's."""
+    add_device(parser)
+    parser.add_argument(
+        "--path",
+        default="kparallel",
+        metavar="P",
+        help="bundle of kernels: kparallel (bit-equal between prefill modes) or serial "
+        "(default: kparallel)",
+    )
+    parser.add_argument(
+        "--max-cols",
+        type=int,
+        default=40,
+        metavar="N",
+        help="columns per batched matrix product, 1 to 64 (default: 40)",
+    )
+    parser.add_argument(
+        "--chunk",
+        type=int,
+        metavar="N",
+        help="prompt tokens per command flow (default: --max-cols)",
+    )
+    add_kv(parser)
+
+
+def add_kv(parser: argparse.ArgumentParser) -> None:
+    for letter, word in (("k", "keys"), ("v", "values")):
+        parser.add_argument(
+            f"--kv-type-{letter}",
+            default="f16",
+            metavar="T",
+            help=f"storage type of cached {word}: f16 or f32 (default: f16)",
+        )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="auto, amd, cuda or cpu; auto takes the first present in this order (default: auto)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the result as JSON to FILE"
+    )
+
+
+def require_device(name: str) -> None:
+    if name not in DEVICES:
+        raise InputError(f"--device is {name!r}, expected one of {', '.join(DEVICES)}")
+
+
+def require_writable(option: str, path: Path | None) -> None:
+    """Refuses a target that can't be written before any work is done for it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{option} is {path}, expected a file name because that is a folder")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{option} is {path}, expected a folder that exists")
+
+
+def open_model(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Model:
+    return load_model(resolve_model(arguments.model, progress=progress))
+
+
+def parse_tokens(text: str) -> list[int]:
+    """Comma-separated token ids; InputError names what is no number."""
+    tokens = []
+    for part in text.split(","):
+        try:
+            tokens.append(int(part))
+        except ValueError:
+            raise InputError(
+                f"--tokens has {part.strip()!r}, expected token ids such as 1,2,3"
+            ) from None
+    return tokens
+
+
+def prompt_tokens(arguments: argparse.Namespace, model: Model, n_decode: int) -> list[int]:
+    """The prompt's ids, checked against vocabulary and context."""
+    if arguments.tokens is not None:
+        tokens = parse_tokens(arguments.tokens)
+    else:
+        text = DEFAULT_PROMPT if arguments.prompt is None else arguments.prompt
+        tokens = model.tokenizer.encode(text)
+    check_tokens(tokens, model.spec, max(0, model.spec.context_length - n_decode))
+    return tokens
+
+
+def context_for(model: Model, positions: int) -> int:
+    """Context length of an engine that must hold `positions`: its default, or more if needed."""
+    from backend_hip.engine import DEFAULT_CONTEXT
+
+    return min(model.spec.context_length, max(DEFAULT_CONTEXT, positions))
+
+
+def open_engine(
+    arguments: argparse.Namespace,
+    model: Model,
+    positions: int,
+    progress: Callable[[str], None],
+    *,
+    batched_prefill: "BatchedPrefill" = "on",
+    judge: "Callable[[PrefillPair], Any] | None" = None,
+) -> "Engine":
+    """Opens the device and builds the engine as the options say. Loads the HIP runtime."""
+    from backend_hip.device import open_device
+    from backend_hip.engine import Engine
+
+    device = open_device(arguments.device, progress=progress)
+    return Engine(
+        model,
+        device,
+        max_cols=arguments.max_cols,
+        chunk=arguments.chunk,
+        path=arguments.path,
+        kv_type_k=arguments.kv_type_k,
+        kv_type_v=arguments.kv_type_v,
+        context_length=context_for(model, positions),
+        batched_prefill=batched_prefill,
+        judge=judge,
+        progress=progress,
+    )
+
+
+def figure(value: float | None) -> str:
+    """A number for a table: three significant digits, nothing where there is none."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
+
+
+def shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

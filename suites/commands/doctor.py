@@ -1,0 +1,112 @@
+"""`assay doctor`: what this machine has, what is missing and how to get it."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fixtures.registry import published_files
+from reference.model.cache import cache_folder
+from reference.model.errors import AssayError
+from suites.commands import common
+from suites.harness.verdict import write_json
+
+PACKAGES = (
+    "numpy", "gguf", "hip-python", "tabulate", "rich", "tokenizers", "sentencepiece", "protobuf",
+    "platformdirs", "pytest", "pytest-benchmark", "hypothesis", "ziglang",
+)  # fmt: skip
+COMPILERS = ("g++", "clang++", "clang++-19", "c++")
+
+Row = tuple[str, str, str, str]  # section, name, state, detail
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what this machine has, what is missing and how to get it",
+        description="Lists Python, packages, compilers, HIP runtimes, models and the cache folder. "
+        "Exit code 2 where the asked-for device can't be used.",
+    )
+    common.add_device(parser)
+    common.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    common.require_device(arguments.device)
+    common.require_writable("--json", arguments.json)
+    with common.ProgressReport() as progress:
+        devices = {kind: _runtime(kind, progress) for kind in ("amd", "cuda", "cpu") if kind}
+    rows = [
+        ("python", "version", "present", f"{platform.python_version()} {sys.executable}"),
+        ("python", "platform", "present", platform.platform()),
+        *map(_package, PACKAGES),
+        *map(_compiler, COMPILERS),
+        *devices.values(),
+        *map(_model, published_files()),
+        ("cache", "folder", "present", str(cache_folder("kernels").parent)),
+    ]
+    wanted = list(devices) if arguments.device == "auto" else [arguments.device]
+    usable = [kind for kind in wanted if devices[kind][2] == "present"]
+    print(common.table(rows, ["what", "name", "state", "detail"]))
+    print()
+    if usable:
+        print(f"ok: --device {arguments.device} runs on {usable[0]}")
+    else:
+        reason = devices[wanted[-1]][3]
+        print(f"missing: --device {arguments.device} has no runtime here: {reason}")
+    if arguments.json is not None:
+        write_json(
+            arguments.json,
+            {
+                "schema": "assay.doctor",
+                "schema_version": 1,
+                "device": arguments.device,
+                "runtime": usable[0] if usable else None,
+                "rows": [
+                    dict(zip(("section", "name", "state", "detail"), row, strict=True))
+                    for row in rows
+                ],
+            },
+        )
+    return 0 if usable else 2
+
+
+def _package(name: str) -> Row:
+    try:
+        return ("package", name, "present", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return ("package", name, "missing", f"pip install {name}")
+
+
+def _compiler(name: str) -> Row:
+    path = shutil.which(name)
+    if path is None:
+        return ("compiler", name, "missing", "")
+    shown = subprocess.run(
+        [path, "--version"], capture_output=True, text=True, check=False, timeout=30
+    )
+    first = shown.stdout.splitlines()[:1]
+    return ("compiler", name, "present", f"{path} {first[0] if first else ''}".strip())
+
+
+def _runtime(kind: str, progress: Callable[[str], None]) -> Row:
+    from backend_hip.runtimes import select_runtime
+
+    try:
+        info = select_runtime(kind, progress=progress)
+    except AssayError as error:
+        return ("runtime", kind, "missing", str(error))
+    return ("runtime", kind, "present", info.detail)
+
+
+def _model(name: str) -> Row:
+    row = published_files()[name]
+    if importlib.util.find_spec(row.module) is None:
+        return ("model", name, "missing", f"pip install {row.requires}")
+    return ("model", name, "present", f"{row.package} {row.version}, {row.nbytes / 1e6:.0f} MB")

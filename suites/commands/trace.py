@@ -1,0 +1,123 @@
+"""`assay trace MODEL`: one forward pass with every trace point kept, as a file."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reference.forward import Reference
+from reference.model import Model
+from reference.model.errors import InputError
+from reference.model.trace import Trace
+from suites.commands import common
+from suites.harness.protocol import PREFILL_MODES
+from suites.harness.verdict import write_json
+
+_DTYPES: dict[str, type[np.floating[Any]]] = {"float32": np.float32, "float64": np.float64}
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "trace",
+        help="write every intermediate value of one forward pass to a file",
+        description="Writes an .npz with one array per trace point, logits, tokens and meta "
+        "(JSON), to be compared by `assay compare`, on another machine too.",
+    )
+    common.add_model(parser)
+    common.add_prompt(parser)
+    parser.add_argument(
+        "--side", choices=("reference", "engine"), required=True, help="who computes"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="trace file to write (.npz)"
+    )
+    parser.add_argument(
+        "--prefill",
+        choices=PREFILL_MODES,
+        default="batched",
+        help="prefill mode of the engine (default: batched)",
+    )
+    parser.add_argument(
+        "--logits",
+        choices=("last", "all"),
+        default="last",
+        help="logits of the last token or of every token (default: last)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=tuple(_DTYPES),
+        default="float64",
+        help="arithmetic of the reference (default: float64)",
+    )
+    common.add_engine(parser)
+    common.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    common.require_device(arguments.device)
+    common.require_writable("--out", arguments.out)
+    common.require_writable("--json", arguments.json)
+    if arguments.out.suffix != ".npz":
+        raise InputError(f"--out is {arguments.out}, expected a name that ends in .npz")
+    with common.ProgressReport() as progress:
+        progress("reading the model")
+        model = common.open_model(arguments, progress)
+        tokens = common.prompt_tokens(arguments, model, 0)
+        trace = Trace()
+        progress(f"{arguments.side} forward pass over {len(tokens)} tokens")
+        if arguments.side == "reference":
+            runtime = f"numpy {arguments.dtype}"
+            _reference(arguments, model, tokens, trace)
+        else:
+            with common.open_engine(arguments, model, len(tokens), progress) as engine:
+                runtime = engine.device.label
+                feed = {
+                    "batched": engine.prefill_batched,
+                    "per-token": engine.prefill_per_token,
+                }[arguments.prefill]
+                feed(tokens, trace=trace, logits=arguments.logits)
+        trace.meta = _meta(arguments, model, runtime)
+        progress(f"writing {arguments.out}")
+        trace.save(arguments.out)
+    summary = {
+        "schema": "assay.trace",
+        "schema_version": 1,
+        "file": str(arguments.out),
+        "points": len(trace.arrays),
+        "tokens": list(trace.tokens),
+        "meta": trace.meta,
+    }
+    if arguments.json is not None:
+        write_json(arguments.json, summary)
+    print(f"{arguments.out}: {summary['points']} trace points of {len(tokens)} tokens, {runtime}")
+    return 0
+
+
+def _reference(
+    arguments: argparse.Namespace, model: Model, tokens: list[int], trace: Trace
+) -> None:
+    reference = Reference(
+        model,
+        dtype=_DTYPES[arguments.dtype],
+        kv_type_k=arguments.kv_type_k,
+        kv_type_v=arguments.kv_type_v,
+    )
+    reference.prefill(tokens, trace=trace, logits=arguments.logits)
+
+
+def _meta(arguments: argparse.Namespace, model: Model, runtime: str) -> dict[str, Any]:
+    engine = arguments.side == "engine"
+    return {
+        "side": arguments.side,
+        "runtime": runtime,
+        "model": str(arguments.model),
+        "model_sha256": model.file.sha256,
+        "architecture": model.spec.architecture,
+        "prefill": arguments.prefill if engine else None,
+        "path": arguments.path if engine else None,
+        "kv_type_k": arguments.kv_type_k,
+        "kv_type_v": arguments.kv_type_v,
+        "logits": arguments.logits,
+    }
