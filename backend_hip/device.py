@@ -131,8 +131,8 @@ class PinnedArray:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self._pointer = check(hip.hipHostMalloc(nbytes, 0), f"hipHostMalloc({nbytes} for {name})")
         self.address = int(self._pointer)
-        raw = (ctypes.c_uint8 * nbytes).from_address(self.address)
-        self.array: NDArray[Any] = np.frombuffer(memoryview(raw).cast("B"), dtype=dtype).reshape(tuple(shape))
+        raw = memoryview((ctypes.c_uint8 * nbytes).from_address(self.address)).cast("B")
+        self.array: NDArray[Any] = np.frombuffer(raw, dtype=dtype).reshape(tuple(shape))
         self.nbytes = nbytes
 
     def free(self) -> None:
@@ -321,10 +321,9 @@ class Device:
 
     def __init__(self, runtime: RuntimeInfo) -> None:
         self.runtime = runtime
-        properties = hip.hipDeviceProp_t()
-        check(hip.hipGetDeviceProperties(properties, 0), "hipGetDeviceProperties")
-        self.name = properties.name.decode()
-        self.architecture = properties.gcnArchName.decode().split(":")[0]
+        properties = check(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
+        self.name = str(properties.name)
+        self.architecture = str(properties.gcnArchName).split(":")[0]
         self.memory_nbytes = int(properties.totalGlobalMem)
         self.wave_size = int(properties.warpSize)
         self.stream = Stream()

@@ -200,9 +200,9 @@ class Engine:
     def step(self, token: int) -> int:
         """The production decode: one graph replay, the next token read from staging.
 
-        Unlike `decode` it reads nothing else back and checks nothing; `staged_stamp` tells fresh
-        from stale.
+        Unlike `decode` it reads nothing else back.
         """
+        check_tokens([token], self.model.spec, self.context_length - self._position)
         self._write_step((token,))
         self.kernels.replay(self._graph(with_tail=True))
         self._position += 1

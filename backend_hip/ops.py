@@ -111,7 +111,7 @@ def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
     _require("linear", f"y for {weight.name}", y.width, rows)
     if not flow.batched:
         key = ("matvec", weight.format, "kparallel")
-        grid = (_blocks(rows, flow.kernels.block(key) // 32), 1)
+        grid = (_blocks(rows, flow.kernels.block(key) // WAVE), 1)
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, y.pointer, rows, columns)
         return
     key = ("matvec_batched", weight.format, flow.path)

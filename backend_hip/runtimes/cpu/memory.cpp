@@ -104,12 +104,9 @@ hipError_t allocate(void** out, size_t nbytes, Place place) {
   return hipSuccess;
 }
 
-// Bytes of slack that were overwritten; `first` gets the address of the lowest one.
-size_t damage(const unsigned char* from, const unsigned char* to, const unsigned char*& first) {
-  size_t count = 0;
-  for (const unsigned char* at = from; at != to; ++at)
-    if (*at != kSlack && count++ == 0) first = at;
-  return count;
+// Bytes of slack that were overwritten.
+size_t damage(const unsigned char* from, const unsigned char* to) {
+  return static_cast<size_t>(to - from) - static_cast<size_t>(std::count(from, to, kSlack));
 }
 
 hipError_t release(void* pointer, Place place) {
@@ -123,18 +120,13 @@ hipError_t release(void* pointer, Place place) {
     allocations.erase(found);
   }
   const unsigned char* begin = a.begin();
-  const unsigned char* first = nullptr;
   hipError_t error = hipSuccess;
-  const size_t after = damage(begin + a.nbytes, a.body_end(), first);
-  const size_t before = after != 0 ? 0 : damage(a.body, begin, first);
-  if (after + before != 0) {
+  const size_t before = damage(a.body, begin), after = damage(begin + a.nbytes, a.body_end());
+  if (before + after != 0) {
     char text[200];
-    std::snprintf(text, sizeof text, "hipFree: %zu bytes were overwritten %s, the first at %p: %s",
-                  after + before, after != 0 ? "past the end" : "before the beginning",
-                  static_cast<const void*>(first), describe_address(reinterpret_cast<uintptr_t>(pointer)).c_str());
-    std::string report = text;
-    report += std::to_string(a.nbytes) + " bytes at " + std::to_string(reinterpret_cast<uintptr_t>(begin));
-    error = set_sticky(hipErrorIllegalAddress, report);
+    std::snprintf(text, sizeof text, "hipFree: %zu bytes before and %zu bytes past the end of the allocation %p of %zu "
+                  "bytes were overwritten", before, after, pointer, a.nbytes);
+    error = set_sticky(hipErrorIllegalAddress, text);
   }
   const std::unique_lock lock(mutex);
   used_nbytes -= a.body_nbytes;

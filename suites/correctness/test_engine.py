@@ -1,0 +1,214 @@
+"""The engine's own rules: gate before run, one owner of the position, the tail's links, limits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_hip.device import Device
+from backend_hip.engine import Engine
+from backend_hip.registry import REGISTRY, requirements
+from backend_hip.switch import VARIABLE, mode_from_environment
+from fixtures.golden import GATE, TINY_GATES, golden_model, published_model
+from fixtures.registry import resolve_model
+from reference.model import load_model
+from reference.model.errors import InputError, Unsupported
+from reference.model.sampling import argmax
+from suites.harness.compare import compare
+from suites.harness.pair import prefill_judge
+from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
+from suites.harness.verdict import State
+
+EngineFactory = Callable[..., Engine]
+
+
+@pytest.mark.parametrize("name", list(TINY_GATES))
+@pytest.mark.parametrize("mode", ["per-token", "batched"])
+def test_logits_agree_with_llama_cpp(name: str, mode: str, engine_factory: EngineFactory) -> None:
+    engine = engine_factory(f"oracle-{name}", kv_type_k="f32", kv_type_v="f32")
+    compared = 0
+    for length, prompt in golden_model(name).prompts.items():
+        if length > 600 or (mode == "per-token" and length > 121):
+            continue  # the longest prompts are the reference's; here they only cost time
+        engine.reset()
+        run = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
+        logits = run(prompt.tokens.tolist(), logits="all").logits[prompt.positions]
+        found = compare(logits, prompt.logits, oracle_limit(name, prompt.logits))
+        assert found.ok, f"{length} tokens: {found.reason()}"
+        assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
+        compared += found.elements
+    assert compared > 0
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+def test_published_model_agrees_with_llama_cpp(
+    name: str, real_model: Callable[[str], Any], device: Device
+) -> None:
+    golden = published_model(name)
+    run = golden.runs[GATE]
+    with Engine(
+        real_model(name), device, kv_type_k="f32", kv_type_v="f32", context_length=64
+    ) as engine:
+        logits = engine.prefill_batched(golden.ids).logits[0]
+        found = compare(logits, run.last_logits, oracle_limit(name, run.last_logits))
+        assert found.ok, found.reason()
+        compared = 0
+        token = argmax(logits)
+        for expected, margin in zip(run.greedy_ids, run.greedy_margins, strict=True):
+            if margin < ORACLE_TIE_MARGIN:
+                break
+            assert token == expected, f"greedy token {compared}"
+            compared += 1
+            token = engine.decode(token).token
+        assert compared > 0
+
+
+def test_every_link_of_the_tail_is_recorded(engine_factory: EngineFactory) -> None:
+    engine = engine_factory("tiny-llama")
+    engine.reset()
+    prompt = engine.prefill_batched([1, 2, 3])
+    token = prompt.tail.staged_token
+    assert prompt.fed_token == 3
+    assert prompt.logits_poisoned == 0
+    for step in range(5):
+        result = engine.decode(token)
+        tail = result.tail
+        assert result.fed_token == token
+        assert result.position == engine.position == 4 + step
+        assert tail.poison == -1
+        assert tail.staged_stamp == tail.device_stamp == tail.expected_stamp
+        assert tail.staged_token == tail.device_token == argmax(tail.logits) == result.token
+        token = result.token
+
+
+def test_production_step_emits_what_the_observed_one_does(engine_factory: EngineFactory) -> None:
+    engine = engine_factory("tiny-qwen3")
+    sequences = []
+    for observed in (True, False):
+        engine.reset()
+        token = engine.prefill_batched([5, 6, 7]).tail.staged_token
+        sequence = []
+        for _ in range(8):
+            token = engine.decode(token).token if observed else engine.step(token)
+            sequence.append(token)
+        sequences.append(sequence)
+    assert sequences[0] == sequences[1]
+
+
+def test_decode_equals_prefill_of_the_longer_prompt(engine_factory: EngineFactory) -> None:
+    engine = engine_factory("tiny-gemma3")
+    tokens = list(range(10, 51))
+    engine.reset()
+    engine.prefill_batched(tokens[:-1])
+    decoded = engine.decode(tokens[-1]).tail.logits
+    engine.reset()
+    whole = engine.prefill_batched(tokens).logits[0]
+    assert decoded.tobytes() == whole.tobytes()
+
+
+def test_launches_do_not_grow_with_tokens_inside_a_chunk(engine_factory: EngineFactory) -> None:
+    engine = engine_factory("tiny-llama")
+    counts = []
+    for length in (2, 39, 40):
+        engine.reset()
+        counts.append(sum(engine.prefill_batched([1] * length).routes.values()))
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def test_gate_refuses_before_anything_runs(device: Device) -> None:
+    model = load_model(resolve_model("tiny-llama"))
+    for op in ("matvec", "matvec_batched"):
+        with pytest.raises(Unsupported, match=f"no kernel for {op} with Q6_K on path kparallel"):
+            Engine(model, device, registry=REGISTRY.without(op, "Q6_K"))
+
+
+def test_every_requirement_is_a_row(device: Device) -> None:
+    for name in ("tiny-llama", "tiny-qwen3", "tiny-gemma3"):
+        model = load_model(resolve_model(name))
+        for path in ("kparallel", "serial"):
+            keys = requirements(model.spec, model.weights, path, "f16", "f32")
+            assert len(keys) > 10
+            for key in keys:
+                REGISTRY.find(*key)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_cols": 0}, InputError, "max-cols is 0, expected 1 to 64"),
+        ({"max_cols": 65}, InputError, "max-cols is 65, expected 1 to 64"),
+        ({"chunk": 0}, InputError, "chunk is 0 tokens"),
+        ({"path": "matrix"}, InputError, "path is matrix, expected one of kparallel, serial"),
+        ({"kv_type_k": "q8_0"}, Unsupported, "kv-type-k is q8_0; supported: f32, f16"),
+        ({"kv_type_v": "bf16"}, Unsupported, "kv-type-v is bf16; supported: f32, f16"),
+        ({"context_length": 0}, InputError, "context length is 0"),
+        ({"context_length": 4097}, InputError, "context length is 4097, expected 1 to 4096"),
+        ({"batched_prefill": "validate"}, InputError, "expected a judge"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(
+    options: dict[str, Any], error: type[Exception], message: str, device: Device
+) -> None:
+    model = load_model(resolve_model("tiny-llama"))
+    with pytest.raises(error, match=message):
+        Engine(model, device, **options)
+
+
+@pytest.mark.parametrize("mode", ["per-token", "batched"])
+def test_full_context_works_and_one_more_token_is_refused(mode: str, device: Device) -> None:
+    model = load_model(resolve_model("tiny-llama"))
+    with Engine(model, device, context_length=41) as engine:
+        run = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
+        with pytest.raises(InputError, match="42 tokens do not fit, expected at most 41"):
+            run([1] * 42)
+        assert engine.position == 0
+        run([1] * 40)
+        engine.decode(1)
+        for refused in (lambda: engine.decode(1), lambda: engine.step(1)):
+            with pytest.raises(InputError, match="1 tokens do not fit, expected at most 0"):
+                refused()
+        assert engine.position == 41
+
+
+@pytest.mark.parametrize(
+    ("value", "mode"),
+    [(None, None), ("0", "off"), ("1", "on"), ("validate", "validate")],
+)
+def test_switch_values(
+    value: str | None, mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, value)
+    assert mode_from_environment() == mode
+
+
+@pytest.mark.parametrize("value", ["2", "", "on", "Validate", " 1"])
+def test_switch_refuses_other_values(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(InputError, match="expected one of 0, 1, validate"):
+        mode_from_environment()
+
+
+def test_switch_chooses_the_mode_and_validate_leaves_a_clean_state(device: Device) -> None:
+    model = load_model(resolve_model("tiny-gemma3"))
+    tokens = list(range(1, 60))
+    with Engine(model, device, batched_prefill="off") as engine:
+        assert engine.prefill(tokens).mode == "per-token"
+    with Engine(model, device, batched_prefill="on") as engine:
+        clean = engine.prefill(tokens)
+        assert clean.mode == "batched"
+        contents = [engine.kv_contents(layer.index) for layer in model.spec.layers]
+        following = engine.decode(7).tail.logits
+    with Engine(model, device, batched_prefill="validate", judge=prefill_judge) as engine:
+        result = engine.prefill(tokens)
+        assert engine.validation.state is State.OK
+        assert result.logits.tobytes() == clean.logits.tobytes()
+        assert engine.position == len(tokens)
+        for layer, expected in zip(model.spec.layers, contents, strict=True):
+            for want, got in zip(expected, engine.kv_contents(layer.index), strict=True):
+                assert want.tobytes() == got.tobytes()
+        assert engine.decode(7).tail.logits.tobytes() == following.tobytes()
