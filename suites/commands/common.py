@@ -1,6 +1,7 @@
 """What commands share: options, tokens, the engine's construction, progress, tables."""
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from backend_hip.results import PrefillPair
     from backend_hip.switch import BatchedPrefill
 
+_COUNT = re.compile(r"\d+( of |/)\d+.*")
 DEFAULT_PROMPT = "The capital of France is"
 DEFAULT_TOKENS = 21
 """Length of the prompt that a model without a tokenizer gets."""
@@ -54,7 +56,7 @@ class ProgressReport:
             self._status.update(text)
             return
         # Counted steps ("layer 3 of 30") are one stage; only its first line is printed.
-        stage = "".join(letter for letter in text if not letter.isdigit())
+        stage = _COUNT.sub("", text)
         if stage != self._stage:
             self._stage = stage
             print(f"  {text}", file=sys.stderr, flush=True)
