@@ -1,0 +1,261 @@
+"""Tiny models, the registry and the goldens: what the other tests stand on."""
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fixtures import registry
+from fixtures.golden import AS_USED, GATE, PUBLISHED, TINY_GATES, golden_model, published_model
+from fixtures.registry import PublishedFile, model_names, published_files, resolve_model
+from fixtures.tiny import FORMAT_NAMES, MIX, TINY, TinyCase, build_tiny
+from reference.dequant import dequantise
+from reference.model import load_model
+from reference.model.errors import InputError
+from reference.model.gguf import GGUFFile, read_gguf
+from reference.model.quant import FORMATS
+
+ARCHITECTURES = ("llama", "qwen3", "gemma3")
+EVERY_TINY = pytest.mark.parametrize("case", TINY.values(), ids=lambda case: case.id)
+MEGABYTE = 2**20
+
+
+def _values(file: GGUFFile, name: str) -> np.ndarray:
+    return dequantise(file.tensors[name].format, file.raw(name))
+
+
+def test_ids_cover_architectures_and_formats() -> None:
+    suffixes = ["", *(f"-{name.lower()}" for name in FORMAT_NAMES)]
+    assert [*TINY][:-1] == [f"tiny-{arch}{end}" for arch in ARCHITECTURES for end in suffixes]
+    assert [*TINY][-1] == "tiny-llama3"
+    assert all(case.id == name for name, case in TINY.items())
+    assert len({case.seed for case in TINY.values()}) == len(TINY)
+    assert set(FORMATS) - set(FORMAT_NAMES) == {"Q2_K", "Q3_K"}
+
+
+@EVERY_TINY
+def test_same_case_same_bytes(case: TinyCase, tmp_path: Path) -> None:
+    one = build_tiny(case, tmp_path / "one.gguf").read_bytes()
+    assert one == build_tiny(case, tmp_path / "two.gguf").read_bytes()
+    assert (
+        one != build_tiny(replace(case, seed=case.seed + 1), tmp_path / "three.gguf").read_bytes()
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "one.gguf",
+        "three.gguf",
+        "two.gguf",
+    ]
+
+
+@EVERY_TINY
+def test_tiny_models_are_small_and_hold_what_they_say(case: TinyCase) -> None:
+    path = resolve_model(case.id)
+    assert path.stat().st_size < 1.25 * MEGABYTE
+    model = load_model(path)
+    spec, file = model.spec, model.file
+    assert (spec.architecture, spec.layer_count) == (case.architecture, case.layers)
+    assert (spec.embedding_length, spec.vocab_size) == (case.embedding_length, case.vocab_size)
+    assert ("output.weight" in file.tensors) != case.tied
+    assert ("rope_freqs.weight" in file.tensors) == case.rope_factors
+    layer = spec.layers[0]
+    assert (layer.head_count, layer.head_count_kv) == (case.heads, case.kv_heads)
+    assert layer.head_count > layer.head_count_kv
+    assert (layer.head_size, layer.window) == (case.head_size, case.sliding_window)
+    names = {info.format.name for info in file.tensors.values() if len(info.shape) == 2}
+    if case.format != MIX:
+        assert case.format in names
+    else:
+        assert {"Q4_K", "Q6_K"} <= names
+    ids = model.tokenizer.encode("the cat said 漢")
+    assert max(ids) < case.vocab_size
+    assert (ids[0] == model.tokenizer.bos_id) == (case.architecture != "qwen3")
+
+
+def test_tiny_models_expose_mistakes() -> None:
+    """Shapes that tell apart what a careless pass would mix up; see fixtures/tiny.py."""
+    cases = TINY.values()
+    assert any(case.head_size * case.heads != case.embedding_length for case in cases)
+    assert any(case.head_size != case.embedding_length // case.heads for case in cases)
+    groups = {case.heads // case.kv_heads for case in cases}
+    assert len(groups) >= 3
+    assert {case.tied for case in cases} == {True, False}
+    rows = {
+        info.shape[-1] % 256
+        for case in cases
+        for info in read_gguf(resolve_model(case.id)).tensors.values()
+        if len(info.shape) == 2
+    }
+    assert {0, 64, 96, 128, 160, 192} <= rows
+    for case in cases:
+        if case.architecture == "gemma3":
+            windows = {layer.window for layer in load_model(resolve_model(case.id)).spec.layers}
+            assert windows == {case.sliding_window, None}
+
+
+@EVERY_TINY
+def test_tiny_weights_are_alive(case: TinyCase) -> None:
+    """Norm weights away from 1, matrices of about 1 / sqrt(fan in), nothing zero or infinite."""
+    file = read_gguf(resolve_model(case.id))
+    for name, info in file.tensors.items():
+        values = _values(file, name).astype(np.float64)
+        assert np.all(np.isfinite(values)), name
+        if len(info.shape) == 1:
+            assert np.ptp(values) > 0.5, name
+            assert np.all(values > 0), name
+        elif name.startswith("blk."):
+            gain = np.sqrt(np.mean(values**2) * info.shape[1])
+            assert 0.9 < gain < 1.1, name
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    broken = replace(TINY["tiny-llama"], vocab_size=321)
+    with pytest.raises(AssertionError, match="vocabulary has 320"):
+        build_tiny(broken, tmp_path / "x.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_registry_builds_once_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path))
+    first = resolve_model("tiny-qwen3-q5_0")
+    assert first.is_relative_to(tmp_path)
+    stamp = first.stat().st_mtime_ns
+    assert resolve_model("tiny-qwen3-q5_0") == first
+    assert first.stat().st_mtime_ns == stamp
+    monkeypatch.setattr(registry, "_builder_sources", lambda: (b"another builder",))
+    assert resolve_model("tiny-qwen3-q5_0") != first
+
+
+def test_names_win_and_paths_pass_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-llama").write_bytes(b"not a model")
+    (tmp_path / "here.gguf").write_bytes(b"")
+    assert resolve_model("tiny-llama") != Path("tiny-llama")
+    assert resolve_model("./tiny-llama") == Path("tiny-llama")
+    assert resolve_model("here.gguf") == Path("here.gguf")
+    assert resolve_model(Path("absent.gguf")) == Path("absent.gguf")
+    assert resolve_model("no/such.gguf") == Path("no/such.gguf")
+
+
+@pytest.mark.parametrize("name", ["", "tiny", "tiny-bert", "tiny-llama-q9_9", "oracle-", "SMOLLM2"])
+def test_unknown_names_list_the_known(name: str) -> None:
+    with pytest.raises(InputError, match=f"model is {name!r}.*smollm2.*tiny-qwen3.*oracle-gemma3"):
+        resolve_model(name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_missing_packages_name_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
+    row = published_files()[name]
+    with pytest.raises(InputError, match=re.escape(f"pip install {row.requires}")):
+        resolve_model(name)
+    assert f"{row.package}=={row.version}" in row.requires
+
+
+def _fake_package(row: PublishedFile, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.machinery.ModuleSpec(row.module, None, origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: spec)
+
+
+def test_a_changed_package_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = published_files()["smollm2"]
+    (tmp_path / row.file).write_bytes(b"something else")
+    _fake_package(row, tmp_path, monkeypatch)
+    with pytest.raises(InputError, match=f"expected {row.sha256}"):
+        resolve_model("smollm2")
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_assembling_is_all_or_nothing(
+    good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"weights"
+    row = replace(
+        published_files()["gemma3-270m"],
+        sha256=hashlib.sha256(content).hexdigest(),
+        nbytes=len(content),
+    )
+    calls: list[Path] = []
+
+    def assemble(path: Path) -> None:
+        calls.append(path)
+        path.write_bytes(content if good else content[:-1])
+
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path))
+    monkeypatch.setattr(registry, "published_files", lambda: {row.name: row})
+    _fake_package(row, tmp_path, monkeypatch)
+    monkeypatch.setitem(sys.modules, row.module, SimpleNamespace(assemble=assemble))
+    said: list[str] = []
+    if good:
+        path = resolve_model(row.name, progress=said.append)
+        assert path.read_bytes() == content
+        assert said[0].startswith("assembling")
+        resolve_model(row.name)
+    else:
+        with pytest.raises(InputError, match=f"expected {row.sha256}"):
+            resolve_model(row.name)
+    assert len(calls) == 1
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [row.file] * good
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_those_of_the_goldens(name: str) -> None:
+    row, golden = published_files()[name], published_model(name)
+    assert row.sha256 == golden.sha256
+    if importlib.util.find_spec(row.module) is None:
+        pytest.skip(f"pip install {row.requires}")
+    path = resolve_model(name)
+    assert path.stat().st_size == row.nbytes
+    file = read_gguf(path)
+    assert file.sha256 == row.sha256
+    assert len(file.metadata["tokenizer.ggml.tokens"]) == golden.runs[GATE].last_logits.size
+
+
+@pytest.mark.parametrize("name", TINY_GATES)
+def test_golden_records_are_whole(name: str) -> None:
+    golden = golden_model(name)
+    vocab_size = len(read_gguf(golden.path).metadata["tokenizer.ggml.tokens"])
+    assert [*golden.prompts][:6] == [1, 3, 17, 40, 79, 121]
+    assert golden.meta["weights_f32"] is True
+    assert (golden.meta["type_k"], golden.meta["flash_attn"]) == ("f32", "off")
+    for count, prompt in golden.prompts.items():
+        assert prompt.tokens.shape == (count,)
+        assert prompt.logits.shape == (prompt.positions.size, vocab_size)
+        assert prompt.positions[-1] == count - 1
+        assert np.all(np.isfinite(prompt.logits))
+        assert np.all(np.diff(prompt.positions) > 0)
+    assert resolve_model(f"oracle-{name}") == golden.path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_records_are_whole(name: str) -> None:
+    golden = published_model(name)
+    assert {*golden.runs} == {GATE, AS_USED}
+    for run in golden.runs.values():
+        assert run.top20_ids.shape == run.top20_logits.shape == (len(golden.ids), 20)
+        best = np.argsort(-run.last_logits, kind="stable")[:20]
+        assert np.array_equal(run.top20_ids[-1], best)
+        assert np.array_equal(run.top20_logits[-1], run.last_logits[best])
+        assert run.greedy_ids[0] == best[0]
+        margin = run.last_logits[best[0]] - run.last_logits[best[1]]
+        assert np.isclose(run.greedy_margins[0], margin)
+
+
+@pytest.mark.parametrize("loader", [golden_model, published_model])
+def test_unknown_records_are_refused(loader: object) -> None:
+    assert callable(loader)
+    with pytest.raises(InputError, match="'nope', expected one of"):
+        loader("nope")
+
+
+def test_every_name_is_listed_once() -> None:
+    names = model_names()
+    assert len(set(names)) == len(names) == len(PUBLISHED) + len(TINY) + len(TINY_GATES)
