@@ -191,6 +191,17 @@ def test_longer_special_tokens_win() -> None:
     assert tokenizer.encode("<a><b><a>") == [bos + 1, bos]
 
 
+def test_end_marks_count_whatever_their_type() -> None:
+    """Files give some of them the type of ordinary text; llama.cpp goes by the spelling."""
+    vocabulary = byte_level_bpe()
+    mark = vocabulary.tokens.index("<|im_end|>")
+    types = np.array(vocabulary.token_types, dtype=np.int32)
+    types[mark] = TokenType.NORMAL
+    tokenizer = Tokenizer.from_metadata(_metadata(token_type=types))
+    assert tokenizer.encode("a<|im_end|>") == [ord("a"), mark]
+    assert {mark, vocabulary.eos_id} == tokenizer.eog_ids
+
+
 def _without_byte(byte: int) -> Tokenizer:
     tokens = [*byte_level_bpe().tokens]
     tokens[byte] = "<|spare|>"
