@@ -1,0 +1,65 @@
+"""Fixtures of the benchmarks: proofs made once, and the cache flush between samples."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+
+from backend_hip import Device
+from fixtures.registry import published_files
+from reference.model import Model
+from suites.benchmark.cases import SpeedCase
+from suites.benchmark.clock import CacheFlush
+from suites.benchmark.proof import reference_of
+from suites.harness.endtoend import Expected
+
+
+@pytest.fixture(scope="session")
+def commit(pytestconfig: pytest.Config) -> str:
+    """The checkout's commit, marked where files differ from it; "unknown" outside a repository."""
+
+    def git(*arguments: str) -> str | None:
+        command = ("git", "-C", str(pytestconfig.rootpath), *arguments)
+        try:
+            found = subprocess.run(command, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return None
+        return found.stdout.strip() if found.returncode == 0 else None
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return "unknown"
+    return f"{head} with changes" if git("status", "--porcelain") else head
+
+
+@pytest.fixture
+def model_of(
+    load: Callable[[str], Model], real_model: Callable[[str], Model]
+) -> Callable[[str], Model]:
+    """Model by name; a published one whose package is missing skips with the pip command."""
+    return lambda name: (real_model if name in published_files() else load)(name)
+
+
+@pytest.fixture(scope="session")
+def expected_of() -> Callable[[Model, SpeedCase], Expected]:
+    """Reference logits of a case's prompt, computed once for all cases that share it."""
+    models: dict[str, Model] = {}
+
+    @cache
+    def compute(name: str, prompt_tokens: int, kv_type_k: str, kv_type_v: str) -> Expected:
+        case = SpeedCase("", name, "", "", prompt_tokens, 1, kv_type_k, kv_type_v)
+        return reference_of(models[name], case)
+
+    def expected(model: Model, case: SpeedCase) -> Expected:
+        models[case.model] = model
+        return compute(case.model, case.prompt_tokens, case.kv_type_k, case.kv_type_v)
+
+    return expected
+
+
+@pytest.fixture(scope="session")
+def flush(device: Device) -> Iterator[CacheFlush]:
+    cache_flush = CacheFlush(device)
+    yield cache_flush
+    cache_flush.free()

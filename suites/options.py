@@ -1,0 +1,167 @@
+"""The options that pytest and the suites share, and what they select.
+
+Options narrow: a test case is kept when each of its axes that an option names has one of the
+option's values. A case has an axis as a parameter of that name (`model_name`, `prefill`, `path`,
+`kv_type_k`, `kv_type_v`, `max_cols`) or as a field of a frozen record among its parameters
+(`case.model`, `case.path`, ...). Tests without the axis are not touched. A value that no case has
+is an error: what matches nothing must not look green.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import pytest
+
+from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
+from backend_hip.runtimes import DEVICES
+from suites.harness.protocol import PREFILL_MODES
+
+DEFAULT_MODELS = ("tiny-llama", "tiny-llama3", "tiny-qwen3", "tiny-gemma3")
+
+
+# Set by the root conftest for whoever makes cases.
+SELECTION: "pytest.StashKey[Selection]" = pytest.StashKey()
+DEVICE_KIND: "pytest.StashKey[str | None]" = pytest.StashKey()
+
+
+def _one_of(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    names = tuple(known)
+
+    def parse(text: str) -> tuple[str, ...]:
+        values = tuple(text.split(","))
+        if len(set(values)) != len(values) or not set(values) <= set(names):
+            raise argparse.ArgumentTypeError(
+                f"{what} is {text!r}, expected one or more of {','.join(names)}"
+            )
+        return values
+
+    return parse
+
+
+def _columns(text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or not all(1 <= value <= MAX_COLS_LIMIT for value in values):
+        raise argparse.ArgumentTypeError(
+            f"max-cols is {text!r}, expected numbers from 1 to {MAX_COLS_LIMIT}, comma-separated"
+        )
+    return values
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The values that options name, by axis; an empty tuple where the option was not given."""
+
+    model: tuple[str, ...] = ()
+    prefill: tuple[str, ...] = ()
+    path: tuple[str, ...] = ()
+    kv_type_k: tuple[str, ...] = ()
+    kv_type_v: tuple[str, ...] = ()
+    max_cols: tuple[int, ...] = ()
+
+    def given(self) -> Mapping[str, tuple[Any, ...]]:
+        """The axes that narrow."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {axis: wanted for axis, wanted in values.items() if wanted}
+
+    def keeps(self, parameters: Mapping[str, Any]) -> bool:
+        """True for a case whose axes all have wanted values, or that has none of the axes."""
+        found = {axis: axis_value(parameters, axis) for axis in self.given()}
+        return all(value is None or value in self.given()[axis] for axis, value in found.items())
+
+    def unmatched(self, cases: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """The given values, as options, that no kept case has."""
+        kept = [case for case in cases if self.keeps(case)]
+        return tuple(
+            f"--{axis.replace('_', '-')} {value}"
+            for axis, wanted in self.given().items()
+            for value in wanted
+            if not any(axis_value(case, axis) == value for case in kept)
+        )
+
+
+# What a parameter's value must be to count as that axis: `path` is also a name for files.
+_KNOWN: Mapping[str, Callable[[Any], bool]] = {
+    "model": lambda value: isinstance(value, str),
+    "prefill": lambda value: value in PREFILL_MODES,
+    "path": lambda value: isinstance(value, str) and value in PATHS,
+    "kv_type_k": lambda value: isinstance(value, str) and value in KV_TYPES,
+    "kv_type_v": lambda value: isinstance(value, str) and value in KV_TYPES,
+    "max_cols": lambda value: isinstance(value, int),
+}
+
+
+def axis_value(parameters: Mapping[str, Any], axis: str) -> Any:
+    """The case's value on an axis, None where it has no such axis."""
+    named = [parameters.get(axis), parameters.get(f"{axis}_name")]
+    records = [value for value in parameters.values() if is_dataclass(value)]
+    for value in (*named, *(getattr(record, axis, None) for record in records)):
+        if value is not None and _KNOWN[axis](value):
+            return value
+    return None
+
+
+def add_options(add: Callable[..., None]) -> None:
+    """Declares the options; `add` is a parser group's addoption."""
+    add(
+        "--device",
+        choices=DEVICES,
+        default="auto",
+        help="runtime: amd is the machine's ROCm, cpu emulates a device (default: auto)",
+    )
+    add(
+        "--model",
+        action="append",
+        metavar="MODEL",
+        help="registry name or GGUF file; may be given several times (default: the tiny models)",
+    )
+    add(
+        "--prefill",
+        type=_one_of("prefill", PREFILL_MODES),
+        metavar="MODES",
+        help="prefill modes, comma-separated: per-token,batched (default: both)",
+    )
+    add("--path", choices=PATHS, help="bundle of kernels (default: every one a test names)")
+    for side in "kv":
+        add(
+            f"--kv-type-{side}",
+            choices=tuple(KV_TYPES),
+            help=f"storage type of {side.upper()} in the cache (default: every one a test names)",
+        )
+    add(
+        "--max-cols",
+        type=_columns,
+        metavar="N",
+        help=f"columns per batched product, 1 to {MAX_COLS_LIMIT}, comma-separated",
+    )
+    add(
+        "--require-gpu",
+        action="store_true",
+        help="fail where a GPU is missing instead of using the CPU runtime or skipping",
+    )
+    add(
+        "--benchmark",
+        action="store_true",
+        help="time the benchmarks (without it each runs once) and print their tables",
+    )
+
+
+def read_selection(option: Callable[[str], Any]) -> Selection:
+    """The selection from parsed options; `option` is pytest's config.getoption."""
+
+    def one(name: str) -> tuple[str, ...]:
+        value = option(name)
+        return () if value is None else (value,)
+
+    return Selection(
+        model=tuple(dict.fromkeys(option("--model") or ())),
+        prefill=option("--prefill") or (),
+        path=one("--path"),
+        kv_type_k=one("--kv-type-k"),
+        kv_type_v=one("--kv-type-v"),
+        max_cols=option("--max-cols") or (),
+    )
