@@ -36,8 +36,7 @@ def check(result: Any, call: str) -> Any:
     """What follows the status in a hip-python result; DeviceError on a bad status."""
     status, *values = result
     if status != hip.hipError_t.hipSuccess:
-        text = hip.hipGetErrorString(status)
-        detail = text.decode() if isinstance(text, bytes) else str(text)
+        detail = hip.hipGetErrorString(status)[-1]
         hip.hipGetLastError()  # clears a non-sticky error, so that it is not reported twice
         raise DeviceError(f"{call}: {status.name}, {detail}")
     return values[0] if len(values) == 1 else tuple(values)

@@ -13,7 +13,10 @@ SIMT_DEVICE float stripe(const float (&w)[formats::STRIPE], const float* x, int 
                          float acc) {
 #ifdef FORMAT_IS_PLAIN
     if (k + formats::STRIPE > columns) {
-        for (int i = 0; k + i < columns; ++i) acc = simt::fma(w[i], x[k + i], acc);
+        SIMT_UNROLL
+        for (int i = 0; i < formats::STRIPE; ++i) {
+            if (k + i < columns) acc = simt::fma(w[i], x[k + i], acc);
+        }
         return acc;
     }
 #else

@@ -20,13 +20,13 @@ from suites.harness.pair import prefill_judge
 from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
 from suites.harness.verdict import State
 
-EngineFactory = Callable[..., Engine]
+EngineFor = Callable[..., Engine]
 
 
 @pytest.mark.parametrize("name", list(TINY_GATES))
 @pytest.mark.parametrize("mode", ["per-token", "batched"])
-def test_logits_agree_with_llama_cpp(name: str, mode: str, engine_factory: EngineFactory) -> None:
-    engine = engine_factory(f"oracle-{name}", kv_type_k="f32", kv_type_v="f32")
+def test_logits_agree_with_llama_cpp(name: str, mode: str, engine_for: EngineFor) -> None:
+    engine = engine_for(f"oracle-{name}", kv_type_k="f32", kv_type_v="f32")
     compared = 0
     for length, prompt in golden_model(name).prompts.items():
         if length > 600 or (mode == "per-token" and length > 121):
@@ -65,8 +65,8 @@ def test_published_model_agrees_with_llama_cpp(
         assert compared > 0
 
 
-def test_every_link_of_the_tail_is_recorded(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-llama")
+def test_every_link_of_the_tail_is_recorded(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-llama")
     engine.reset()
     prompt = engine.prefill_batched([1, 2, 3])
     token = prompt.tail.staged_token
@@ -83,8 +83,8 @@ def test_every_link_of_the_tail_is_recorded(engine_factory: EngineFactory) -> No
         token = result.token
 
 
-def test_production_step_emits_what_the_observed_one_does(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-qwen3")
+def test_production_step_emits_what_the_observed_one_does(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-qwen3")
     sequences = []
     for observed in (True, False):
         engine.reset()
@@ -97,8 +97,8 @@ def test_production_step_emits_what_the_observed_one_does(engine_factory: Engine
     assert sequences[0] == sequences[1]
 
 
-def test_decode_equals_prefill_of_the_longer_prompt(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-gemma3")
+def test_decode_equals_prefill_of_the_longer_prompt(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-gemma3")
     tokens = list(range(10, 51))
     engine.reset()
     engine.prefill_batched(tokens[:-1])
@@ -108,8 +108,8 @@ def test_decode_equals_prefill_of_the_longer_prompt(engine_factory: EngineFactor
     assert decoded.tobytes() == whole.tobytes()
 
 
-def test_launches_do_not_grow_with_tokens_inside_a_chunk(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-llama")
+def test_launches_do_not_grow_with_tokens_inside_a_chunk(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-llama")
     counts = []
     for length in (2, 39, 40):
         engine.reset()

@@ -17,7 +17,7 @@ from reference.model.trace import Trace
 from suites.harness.compare import compare
 from suites.harness.tolerances import END_TO_END
 
-EngineFactory = Callable[..., Engine]
+EngineFor = Callable[..., Engine]
 
 LONGEST = 105
 MAX_COLS_SWEEP = (1, 8, 16, 32, 35, 40, 44, 48, 64)
@@ -66,14 +66,20 @@ def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
             assert found.bit_equal, f"{side} of layer {layer}, length {length}: {found.reason()}"
 
 
-@pytest.mark.parametrize(("kv_type_k", "kv_type_v"), KV_PAIRS, ids=lambda kind: str(kind))
-@pytest.mark.parametrize("name", MODELS)
+# Equal types on every model; unequal ones on one model per architecture.
+MODE_CASES = [
+    (name, kv_type_k, kv_type_v)
+    for name in MODELS
+    for kv_type_k, kv_type_v in KV_PAIRS
+    if kv_type_k == kv_type_v or name in ("tiny-llama", "tiny-qwen3", "tiny-gemma3")
+]
+
+
+@pytest.mark.parametrize(("name", "kv_type_k", "kv_type_v"), MODE_CASES)
 def test_modes_agree_bit_for_bit(
-    name: str, kv_type_k: str, kv_type_v: str, engine_factory: EngineFactory
+    name: str, kv_type_k: str, kv_type_v: str, engine_for: EngineFor
 ) -> None:
-    if kv_type_k != kv_type_v and name not in ("tiny-llama", "tiny-qwen3", "tiny-gemma3"):
-        pytest.skip("mixed KV types run on one model per architecture")
-    engine = engine_factory(name, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
+    engine = engine_for(name, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
     expected = _per_token(engine)
     for length in LENGTHS:
         _assert_equal_bits(engine, expected, length)
@@ -81,24 +87,24 @@ def test_modes_agree_bit_for_bit(
 
 @pytest.mark.parametrize("max_cols", MAX_COLS_SWEEP)
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-gemma3"])
-def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_factory: EngineFactory) -> None:
-    engine = engine_factory(name, max_cols=max_cols)
+def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_for: EngineFor) -> None:
+    engine = engine_for(name, max_cols=max_cols)
     expected = _per_token(engine)
     for length in sorted({1, max_cols - 1, max_cols, max_cols + 1, LONGEST} - {0}):
         _assert_equal_bits(engine, expected, length)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41, 100, 105, 512])
-def test_chunk_changes_no_bit(chunk: int, engine_factory: EngineFactory) -> None:
+def test_chunk_changes_no_bit(chunk: int, engine_for: EngineFor) -> None:
     # Chunks longer than MAX_COLS run their products in several groups of columns.
-    engine = engine_factory("tiny-gemma3", chunk=chunk)
+    engine = engine_for("tiny-gemma3", chunk=chunk)
     expected = _per_token(engine)
     for length in (LONGEST, 41):
         _assert_equal_bits(engine, expected, length)
 
 
-def test_logits_at_every_position_agree(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-qwen3")
+def test_logits_at_every_position_agree(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-qwen3")
     expected = _per_token(engine)
     engine.reset()
     result = engine.prefill_batched(_tokens(engine.model), logits="all")
@@ -108,8 +114,8 @@ def test_logits_at_every_position_agree(engine_factory: EngineFactory) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-llama-q4_0", "tiny-qwen3", "tiny-gemma3"])
-def test_serial_path_is_bounded(name: str, engine_factory: EngineFactory) -> None:
-    engine = engine_factory(name, path="serial")
+def test_serial_path_is_bounded(name: str, engine_for: EngineFor) -> None:
+    engine = engine_for(name, path="serial")
     tokens = _tokens(engine.model)
     expected = _per_token(engine)
     dense: Any = {}
@@ -129,8 +135,8 @@ def test_serial_path_is_bounded(name: str, engine_factory: EngineFactory) -> Non
     assert found.ok, found.reason()
 
 
-def test_prefill_continues_where_the_cache_ends(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-gemma3")
+def test_prefill_continues_where_the_cache_ends(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-gemma3")
     tokens = _tokens(engine.model)
     expected = _per_token(engine)
     for cut in (1, 15, 16, 17, 39, 40, 41, 104):
@@ -141,8 +147,8 @@ def test_prefill_continues_where_the_cache_ends(engine_factory: EngineFactory) -
         assert found.bit_equal, f"cut at {cut}: {found.reason()}"
 
 
-def test_reset_leaves_nothing_of_the_last_prompt(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("tiny-gemma3")
+def test_reset_leaves_nothing_of_the_last_prompt(engine_for: EngineFor) -> None:
+    engine = engine_for("tiny-gemma3")
     first = _tokens(engine.model)
     second = _tokens(engine.model, 41)
     engine.reset()
@@ -157,8 +163,8 @@ def test_reset_leaves_nothing_of_the_last_prompt(engine_factory: EngineFactory) 
         assert all(a.tobytes() == b.tobytes() for a, b in zip(want, got, strict=True))
 
 
-def test_eager_equals_graph(engine_factory: EngineFactory) -> None:
-    engine = engine_factory("oracle-gemma3")
+def test_eager_equals_graph(engine_for: EngineFor) -> None:
+    engine = engine_for("oracle-gemma3")
     tokens = _tokens(engine.model, 20)
     engine.reset()
     graph = engine.prefill_per_token(tokens, logits="all")

@@ -145,7 +145,6 @@ void* initial_stack(const Region& region, uint32_t thread) {
 #if defined(__x86_64__)
   // At entry a function expects the stack 8 bytes off 16: as if a return address had been pushed.
   *--top = 0;
-  *--top = 0;
   *--top = reinterpret_cast<uint64_t>(&fiber_main);
   for (int i = 0; i < 6; ++i) *--top = 0;
 #else
