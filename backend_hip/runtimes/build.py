@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from backend_hip.runtimes.compilers import Compiler
@@ -87,18 +88,30 @@ def _is_complete(target: Path) -> bool:
 
 def _build(compiler: Compiler, lib: Path) -> None:
     lib.mkdir()
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp") if path.name != HIPRTC)
+    sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.S")])
     flags = [*compiler.library_flags(), "-I", str(KERNELS)]
-    jobs = {
-        "libamdhip64.so": [*sources, str(SOURCES / "fiber.S")],
-        "libhiprtc.so": [str(SOURCES / HIPRTC)],
-    }
-    for name, inputs in jobs.items():
-        _compile([*compiler.command, *flags, "-o", str(lib / name), *inputs, "-ldl"])
+    objects = lib.with_name("objects")
+    objects.mkdir()
+    compile_flags = [flag for flag in flags if flag != "-shared"]
+
+    def compile_one(source: Path) -> Path:
+        target = objects / f"{source.name}.o"
+        _run([*compiler.command, *compile_flags, "-c", "-o", str(target), str(source)])
+        return target
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        parts = dict(zip(sources, pool.map(compile_one, sources), strict=True))
+    hiprtc = [str(parts.pop(SOURCES / HIPRTC))]
+    for name, inputs in (
+        ("libamdhip64.so", [str(path) for path in parts.values()]),
+        ("libhiprtc.so", hiprtc),
+    ):
+        _run([*compiler.command, *flags, "-o", str(lib / name), *inputs, "-ldl"])
+    shutil.rmtree(objects)
     (lib / "compiler.txt").write_text("".join(f"{part}\n" for part in compiler.kernel_command()))
 
 
-def _compile(command: list[str]) -> None:
+def _run(command: list[str]) -> None:
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
