@@ -34,12 +34,17 @@ def pair_limit(path: str, end_to_end: float | None) -> float:
     return math.nan if end_to_end is None else 2 * end_to_end
 
 
-def proofs(per_token: Prefilled, batched: Prefilled) -> list[Check]:
-    """What must hold before a comparison of the two can mean anything; failures are invalid."""
+def proofs(per_token: Prefilled, batched: Prefilled, broken_since: str = "") -> list[Check]:
+    """What must hold before a comparison of the two can mean anything; failures are invalid.
+
+    `broken_since`: what an earlier check already found. Poison is a NaN that arithmetic can carry
+    into written logits, so behind a proven fault it is diverged.
+    """
     modes = (per_token.mode, batched.mode)
     same_prompt = per_token.n_tokens == batched.n_tokens > 0
     same_place = per_token.position == batched.position
     return [
+        _routes(per_token.routes, batched.routes),
         fact(
             "prefill pair: two modes of one prompt",
             modes == ("per-token", "batched") and same_prompt and same_place,
@@ -47,9 +52,8 @@ def proofs(per_token: Prefilled, batched: Prefilled) -> list[Check]:
             f"position {per_token.position} and {batched.position}",
             failed=State.INVALID,
         ),
-        _routes(per_token.routes, batched.routes),
         _buffers(per_token, batched),
-        _poison(per_token, batched),
+        _poison(per_token, batched, broken_since),
     ]
 
 
@@ -93,13 +97,15 @@ def _buffers(per_token: Prefilled, batched: Prefilled) -> Check:
     )
 
 
-def _poison(per_token: Prefilled, batched: Prefilled) -> Check:
+def _poison(per_token: Prefilled, batched: Prefilled, broken_since: str) -> Check:
     left = [_poisoned(result) for result in (per_token, batched)]
+    spread = bool(broken_since) and left != [0, 0]
     return fact(
         "prefill pair: no poison left",
         left == [0, 0],
-        f"logits never written: {left[0]} per-token, {left[1]} batched",
-        failed=State.INVALID,
+        f"logits never written: {left[0]} per-token, {left[1]} batched"
+        + (f", or spread since {broken_since}" if spread else ""),
+        failed=State.DIVERGED if spread else State.INVALID,
         elements=int(per_token.logits.size) + int(batched.logits.size),
     )
 

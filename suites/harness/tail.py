@@ -141,4 +141,5 @@ def tail_check(name: str, found: Sequence[BrokenLink | None], *, exact_logits: s
             detail=broken.detail,
             link=link,
         )
-    return Check(name, State.OK, elements, detail=f"{len(found)} tails, {len(LINKS)} links each")
+    tails = "1 tail" if len(found) == 1 else f"{len(found)} tails"
+    return Check(name, State.OK, elements, detail=f"{tails} of {len(LINKS)} links")

@@ -289,7 +289,7 @@ class _Run:
     ) -> str:
         per_token, batched = results["per-token"], results["batched"]
         limit = pairs.pair_limit(self._options.path, end_to_end)
-        self._checks += pairs.proofs(per_token, batched)
+        self._checks += pairs.proofs(per_token, batched, self._broken())
         self._checks.append(
             pairs.logits_check(per_token, batched, limit, broken_since=self._broken())
         )

@@ -1,16 +1,19 @@
-"""Ways to break the numerics of the fake engine: each patches one function of the reference.
+"""Ways to break the fake engine.
 
-Every entry is a zero-argument context manager factory for `Fault.numerics`.
+Entries in capitals patch one function of the reference each, for `Fault.numerics`; `on_...` wrap a
+change of a record into a Fault; the other functions change logits, records or KV contents.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from suites.harness.compare import Array
-from suites.harness.fake_engine import patched
+from suites.harness.fake_engine import FakePrefill, FakeStep, FakeTail, Fault, patched
+from suites.harness.protocol import STAGING_POISON
 
 Numerics = Callable[[], AbstractContextManager[Any]]
 
@@ -105,3 +108,55 @@ EXACT_GELU = _patch(
 EVERYTHING_NAN = _patch(
     "reference.ops.rms_norm", lambda f: lambda x, w, e: f(x, w, e) * np.float32(np.nan)
 )
+
+
+def on_tail(mode: str, change: Callable[[FakeTail, FakeTail | None], FakeTail]) -> Fault:
+    return Fault(tail=lambda tail, before, at: change(tail, before) if at == mode else tail)
+
+
+def on_batched(change: Callable[[FakePrefill, FakePrefill | None], FakePrefill]) -> Fault:
+    return Fault(
+        prefilled=lambda result, before: (
+            change(result, before) if result.mode == "batched" else result
+        )
+    )
+
+
+def no_argmax(tail: FakeTail, before: FakeTail | None) -> FakeTail:
+    if before is None:
+        poison = STAGING_POISON
+        return replace(tail, device_token=poison, device_stamp=0, staged_token=poison)
+    return replace(
+        tail,
+        device_token=before.device_token,
+        device_stamp=before.device_stamp,
+        staged_token=before.staged_token,
+        staged_stamp=before.staged_stamp,
+    )
+
+
+def moved_logit(row: Any, mode: str) -> Any:
+    if mode == "batched":
+        row[7] = np.nextafter(row[7], np.float32(np.inf))
+    return row
+
+
+def negative_zero(row: Any, mode: str) -> Any:
+    row[9] = np.float32(-0.0 if mode == "batched" else 0.0)
+    return row
+
+
+def nan_logit(row: Any, mode: str) -> Any:
+    row[-1] = np.nan
+    return row
+
+
+def shifted_kv(contents: Any, layer: int, mode: str) -> Any:
+    keys, values = contents
+    if mode == "batched" and layer == 1:
+        return np.roll(keys, 1, axis=0), values
+    return keys, values
+
+
+def on_step(change: Callable[[FakeStep], FakeStep]) -> Fault:
+    return Fault(stepped=lambda step, before: change(step) if before is not None else step)

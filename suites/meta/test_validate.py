@@ -1,7 +1,6 @@
 """Every step of validate with a fault planted in the engine: the right state and the right link."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,14 +14,9 @@ from suites.harness.compare import Comparison
 from suites.harness.fake_engine import (
     CLEAN,
     FakeEngine,
-    FakePair,
-    FakePrefill,
-    FakeStep,
-    FakeTail,
     Fault,
     stale,
 )
-from suites.harness.pair import prefill_judge, printing_judge, validate_line
 from suites.harness.protocol import ARGMAX_SAW_NAN, STAGING_POISON, JudgedEngine
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import SCHEMA_PATH, State, Verdict
@@ -77,58 +71,6 @@ def test_a_bounded_path_is_judged_within_its_limit() -> None:
 # --- one fault each ------------------------------------------------------------------------------
 
 
-def _tail(mode: str, change: Callable[[FakeTail, FakeTail | None], FakeTail]) -> Fault:
-    return Fault(tail=lambda tail, before, at: change(tail, before) if at == mode else tail)
-
-
-def _batched(change: Callable[[FakePrefill, FakePrefill | None], FakePrefill]) -> Fault:
-    return Fault(
-        prefilled=lambda result, before: (
-            change(result, before) if result.mode == "batched" else result
-        )
-    )
-
-
-def _no_argmax(tail: FakeTail, before: FakeTail | None) -> FakeTail:
-    if before is None:
-        poison = STAGING_POISON
-        return replace(tail, device_token=poison, device_stamp=0, staged_token=poison)
-    return replace(
-        tail,
-        device_token=before.device_token,
-        device_stamp=before.device_stamp,
-        staged_token=before.staged_token,
-        staged_stamp=before.staged_stamp,
-    )
-
-
-def _moved_logit(row: Any, mode: str) -> Any:
-    if mode == "batched":
-        row[7] = np.nextafter(row[7], np.float32(np.inf))
-    return row
-
-
-def _negative_zero(row: Any, mode: str) -> Any:
-    row[9] = np.float32(-0.0 if mode == "batched" else 0.0)
-    return row
-
-
-def _nan_logit(row: Any, mode: str) -> Any:
-    row[-1] = np.nan
-    return row
-
-
-def _shifted_kv(contents: Any, layer: int, mode: str) -> Any:
-    keys, values = contents
-    if mode == "batched" and layer == 1:
-        return np.roll(keys, 1, axis=0), values
-    return keys, values
-
-
-def _step(change: Callable[[FakeStep], FakeStep]) -> Fault:
-    return Fault(stepped=lambda step, before: change(step) if before is not None else step)
-
-
 @dataclass(frozen=True)
 class Planted:
     id: str
@@ -175,25 +117,31 @@ PLANTED = [
         State.DIVERGED,
         "untraced logits differ from the traced run's",
     ),
-    Planted("one-ulp", Fault(logits=_moved_logit), State.DIVERGED, "batched against per-token"),
-    Planted("negative-zero", Fault(logits=_negative_zero), State.DIVERGED, "last-token logits"),
-    Planted("nan-logit", Fault(logits=_nan_logit), State.DIVERGED, "last-token logits"),
-    Planted("kv-slot", Fault(kv=_shifted_kv), State.DIVERGED, "KV write: K of layer 1"),
+    Planted(
+        "one-ulp", Fault(logits=broken.moved_logit), State.DIVERGED, "batched against per-token"
+    ),
+    Planted(
+        "negative-zero", Fault(logits=broken.negative_zero), State.DIVERGED, "last-token logits"
+    ),
+    Planted("nan-logit", Fault(logits=broken.nan_logit), State.DIVERGED, "last-token logits"),
+    Planted("kv-slot", Fault(kv=broken.shifted_kv), State.DIVERGED, "KV write: K of layer 1"),
     Planted(
         "same-route",
-        _batched(lambda result, before: replace(result, routes={"matvec/F32/kparallel": 21})),
+        broken.on_batched(
+            lambda result, before: replace(result, routes={"matvec/F32/kparallel": 21})
+        ),
         State.INVALID,
         "both sides took the same route: matvec/F32/kparallel",
     ),
     Planted(
         "no-launches",
-        _batched(lambda result, before: replace(result, routes={})),
+        broken.on_batched(lambda result, before: replace(result, routes={})),
         State.INVALID,
         "no launches were counted on one side",
     ),
     Planted(
         "same-buffer",
-        _batched(
+        broken.on_batched(
             lambda result, before: replace(
                 result,
                 logits=before.logits if before and before.mode == "per-token" else result.logits,
@@ -204,7 +152,7 @@ PLANTED = [
     ),
     Planted(
         "same-generation",
-        _batched(
+        broken.on_batched(
             lambda result, before: replace(
                 result,
                 tail=before.tail if before and before.mode == "per-token" else result.tail,
@@ -215,85 +163,97 @@ PLANTED = [
     ),
     Planted(
         "poison-left",
-        _batched(lambda result, before: replace(result, logits_poisoned=1)),
+        broken.on_batched(lambda result, before: replace(result, logits_poisoned=1)),
         State.INVALID,
         "logits never written: 0 per-token, 1 batched",
     ),
     Planted(
         "mode-is-a-lie",
-        _batched(lambda result, before: replace(result, mode="per-token")),
+        broken.on_batched(lambda result, before: replace(result, mode="per-token")),
         State.INVALID,
         "modes per-token and per-token",
     ),
     Planted(
         "position-twice",
-        _batched(lambda result, before: replace(result, position=result.position + 1)),
+        broken.on_batched(lambda result, before: replace(result, position=result.position + 1)),
         State.INVALID,
         "position 21 and 22",
     ),
     Planted(
-        "no-argmax", _tail("batched", _no_argmax), State.DIVERGED, "device argmax: did not run"
+        "no-argmax",
+        broken.on_tail("batched", broken.no_argmax),
+        State.DIVERGED,
+        "device argmax: did not run",
     ),
     Planted(
-        "stale-staging", _tail("batched", stale), State.DIVERGED, "generation stamp: staged stamp"
+        "stale-staging",
+        broken.on_tail("batched", stale),
+        State.DIVERGED,
+        "generation stamp: staged stamp",
     ),
     Planted(
         "copy-skipped",
-        _tail("batched", lambda tail, before: replace(tail, staged_token=STAGING_POISON)),
+        broken.on_tail("batched", lambda tail, before: replace(tail, staged_token=STAGING_POISON)),
         State.DIVERGED,
         "staging copy: staging still holds its poison -1",
     ),
     Planted(
         "old-stamp",
-        _tail("batched", lambda tail, before: replace(tail, staged_stamp=tail.staged_stamp - 1)),
+        broken.on_tail(
+            "batched", lambda tail, before: replace(tail, staged_stamp=tail.staged_stamp - 1)
+        ),
         State.DIVERGED,
         "generation stamp: staged stamp is",
     ),
     Planted(
         "argmax-off-by-one",
-        _tail("per-token", lambda tail, before: replace(tail, device_token=tail.device_token + 1)),
+        broken.on_tail(
+            "per-token", lambda tail, before: replace(tail, device_token=tail.device_token + 1)
+        ),
         State.DIVERGED,
         "sampler tail: per-token prefill: device argmax: chose token",
     ),
     Planted(
         "argmax-cries-nan",
-        _tail("batched", lambda tail, before: replace(tail, device_token=ARGMAX_SAW_NAN)),
+        broken.on_tail("batched", lambda tail, before: replace(tail, device_token=ARGMAX_SAW_NAN)),
         State.DIVERGED,
         "device argmax: reports NaN, but the logits are finite",
     ),
     Planted(
         "sampler-reads-another-row",
-        _tail("batched", lambda tail, before: replace(tail, logits=np.roll(tail.logits, 1))),
+        broken.on_tail(
+            "batched", lambda tail, before: replace(tail, logits=np.roll(tail.logits, 1))
+        ),
         State.DIVERGED,
         "logits: the row returned is not the row",
     ),
     Planted(
         "stale-decode",
-        _tail("decode", stale),
+        broken.on_tail("decode", stale),
         State.DIVERGED,
         "sampler tail: decode: step 0: staging copy",
     ),
     Planted(
         "emits-another",
-        _step(lambda step: replace(step, token=(step.token + 1) % 8)),
+        broken.on_step(lambda step: replace(step, token=(step.token + 1) % 8)),
         State.DIVERGED,
         "sampler tail: decode: step 1: token emitted",
     ),
     Planted(
         "feeds-another",
-        _step(lambda step: replace(step, fed_token=step.fed_token + 1)),
+        broken.on_step(lambda step: replace(step, fed_token=step.fed_token + 1)),
         State.DIVERGED,
         "sampler tail: decode: step 1: token fed back: the step read token",
     ),
     Planted(
         "decode-position",
-        _step(lambda step: replace(step, position=step.position + 1)),
+        broken.on_step(lambda step: replace(step, position=step.position + 1)),
         State.DIVERGED,
         "step 1: token fed back: position went from",
     ),
     Planted(
         "illegal-token",
-        _tail("batched", lambda tail, before: replace(tail, staged_token=10**6)),
+        broken.on_tail("batched", lambda tail, before: replace(tail, staged_token=10**6)),
         State.DIVERGED,
         "staging copy: staged token 1000000",
     ),
@@ -310,7 +270,7 @@ def test_the_fault_is_named(case: Planted) -> None:
 
 def test_a_broken_tail_clears_the_forward_pass_in_words() -> None:
     vocab = tiny_model(LLAMA).spec.vocab_size
-    summary = _run(_tail("batched", _no_argmax)).summary()
+    summary = _run(broken.on_tail("batched", broken.no_argmax)).summary()
     assert summary.startswith(
         f"diverged: logits agree exactly (max_abs_diff=0.000000 over {vocab:,} entries); "
         "the fault is after the forward pass: sampler tail: batched prefill: device argmax"
@@ -361,67 +321,3 @@ def test_a_comparator_that_passes_nan_makes_the_run_invalid(
     verdict = _run()
     assert verdict.state is State.INVALID
     assert "the judge did not see a planted fault: a NaN" in verdict.summary()
-
-
-# --- the judge of the validate switch -------------------------------------------------------------
-
-
-def _pair(fault: Fault = CLEAN) -> FakePair:
-    model = tiny_model(LLAMA)
-    engine = FakeEngine(model, fault)
-    per_token = engine.prefill_per_token(prompt(model))
-    engine.reset()
-    return FakePair(per_token, engine.prefill_batched(prompt(model)))
-
-
-def test_the_switch_prints_its_line() -> None:
-    pair = _pair()
-    lines: list[str] = []
-    verdict = printing_judge(lines.append)(pair)
-    value = f"{float(pair.batched.logits[0, 0]):.4f}"
-    assert verdict.state is State.OK
-    assert lines == [
-        "prefillBatched validate[ok]: last-token logits max_abs_diff=0.000000 at idx=0 "
-        f"(ref={value} batched={value}) tol=0.000000 n_tokens=21"
-    ]
-
-
-def test_the_switch_names_the_tail_when_logits_agree() -> None:
-    pair = _pair(_tail("batched", _no_argmax))
-    verdict = prefill_judge(pair)
-    line = validate_line(pair, verdict)
-    assert verdict.state is State.DIVERGED
-    assert "validate[diverged]" in line
-    assert "max_abs_diff=0.000000" in line
-    assert "the fault is after the forward pass: sampler tail: batched prefill" in line
-    assert "\n" not in line
-
-
-def test_the_switch_finds_the_moved_logit() -> None:
-    pair = _pair(Fault(logits=_moved_logit))
-    line = validate_line(pair, prefill_judge(pair))
-    assert "validate[diverged]" in line
-    assert "at idx=7 " in line
-
-
-def test_the_switch_sees_another_kv_cache() -> None:
-    pair = replace(_pair(), kv_bits_equal=False)
-    assert prefill_judge(pair).summary() == "diverged: KV caches of the two prefill modes differ"
-
-
-def test_nan_on_both_sides_of_the_switch_is_invalid() -> None:
-    pair = _pair(Fault(logits=_nan_logit))
-    assert prefill_judge(pair).state is State.INVALID
-
-
-def test_a_bounded_path_needs_a_limit() -> None:
-    model = tiny_model(LLAMA)
-    engine = FakeEngine(model, path="serial")
-    per_token = engine.prefill_per_token(prompt(model))
-    engine.reset()
-    pair = FakePair(per_token, engine.prefill_batched(prompt(model)))
-    assert prefill_judge(pair).state is State.INVALID
-    assert prefill_judge(pair, end_to_end_limit=1e-3).state is State.OK
-    lines: list[str] = []
-    assert printing_judge(lines.append, lambda: 1e-3)(pair).state is State.OK
-    assert "tol=0.002000" in lines[0]

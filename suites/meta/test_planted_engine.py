@@ -1,0 +1,157 @@
+"""The faults that this product exists to catch, planted in the real engine on the CPU runtime."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backend_hip import ops, sampler, state
+from backend_hip.device import Device, open_device
+from backend_hip.engine import Engine
+from backend_hip.registry import REGISTRY, Registry
+from reference.model import Model
+from suites.harness.pair import printing_judge
+from suites.harness.validate import Options, validate
+from suites.harness.verdict import State, Verdict
+from suites.meta.models import GEMMA3, LLAMA, QWEN3, prompt, tiny_model
+
+STEPS = 3
+CONTEXT = 64
+
+
+@pytest.fixture(scope="module")
+def device() -> Iterator[Device]:
+    with open_device("cpu") as opened:
+        yield opened
+
+
+def _validate(
+    device: Device,
+    name: str = LLAMA,
+    engine: type[Engine] = Engine,
+    registry: Registry = REGISTRY,
+    kv_type: str = "f16",
+) -> Verdict:
+    model = tiny_model(name)
+    options = Options(n_decode=STEPS, kv_type_k=kv_type, kv_type_v=kv_type)
+
+    def open_engine() -> Engine:
+        return engine(
+            model,
+            device,
+            registry=registry,
+            kv_type_k=kv_type,
+            kv_type_v=kv_type,
+            context_length=CONTEXT,
+        )
+
+    return validate(model, open_engine, prompt(model), options, context_length=CONTEXT)
+
+
+@pytest.mark.parametrize("name", [LLAMA, QWEN3, GEMMA3])
+def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
+    verdict = _validate(device, name)
+    assert verdict.summary() == "ok"
+    assert all(check.elements > 0 for check in verdict.checks)
+
+
+class _StillPerToken(Engine):
+    """The switch says batched, the callers still run per-token."""
+
+    def prefill_batched(self, *arguments: Any, **options: Any) -> Any:
+        return self.prefill_per_token(*arguments, **options)
+
+
+def test_batched_that_runs_per_token_is_invalid(device: Device) -> None:
+    verdict = _validate(device, engine=_StillPerToken)
+    assert verdict.exit_code == 3
+    assert verdict.summary().startswith("invalid: both sides took the same route: ")
+
+
+def test_no_argmax_in_the_batched_tail_is_named(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LM head and logits ran, argmax and the copy to staging did not: the original's bug."""
+    queue = sampler.SamplerTail.queue
+
+    def only_per_token(self: Any, flow: ops.Flow, logits: Any, count: int) -> None:
+        if not flow.batched:
+            queue(self, flow, logits, count)
+
+    monkeypatch.setattr(sampler.SamplerTail, "queue", only_per_token)
+    verdict = _validate(device)
+    assert verdict.state is State.DIVERGED
+    assert "logits agree exactly (max_abs_diff=0.000000 over" in verdict.summary()
+    assert "the fault is after the forward pass: sampler tail: batched prefill" in verdict.summary()
+
+
+def test_a_format_without_a_kernel_is_unsupported_before_anything_runs(device: Device) -> None:
+    model = tiny_model(LLAMA)
+    formats = {tensor.format.name for tensor in model.weights.matrices()}
+    assert "Q6_K" in formats
+    verdict = _validate(device, registry=REGISTRY.without("matvec_batched", "Q6_K"))
+    assert verdict.state is State.UNSUPPORTED
+    assert "Q6_K" in verdict.summary()
+    assert len(verdict.checks) == 1
+
+
+def _shifted_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = state.RopeTables.__init__
+
+    def build(self: Any, *arguments: Any) -> None:
+        arange = np.arange
+        with monkeypatch.context() as patch:
+            patch.setattr(np, "arange", lambda *a, **k: arange(*a, **k) + 1)
+            original(self, *arguments)
+
+    monkeypatch.setattr(state.RopeTables, "__init__", build)
+
+
+@pytest.mark.parametrize("name", [LLAMA, QWEN3])
+def test_rope_off_by_one_is_found_in_layer_zero(
+    device: Device, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    _shifted_tables(monkeypatch)
+    verdict = _validate(device, name)
+    assert verdict.summary() == "diverged: Qcur_pos-0 (rope)"
+
+
+def test_a_missing_residual_is_found(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "add", lambda flow, x, out: None)
+    assert _validate(device).summary() == "diverged: l_out-0 (add)"
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32"])
+def test_a_skipped_kv_write_is_found(
+    device: Device, monkeypatch: pytest.MonkeyPatch, kv_type: str
+) -> None:
+    """Attention then reads poison, which is NaN; what it spreads is not called unwritten logits."""
+    monkeypatch.setattr(ops, "kv_write", lambda *arguments: None)
+    verdict = _validate(device, kv_type=kv_type)
+    assert verdict.summary() == "diverged: kqv_out-0 (attention)"
+
+
+def test_the_switch_judges_a_real_pair_and_leaves_a_clean_state(device: Device) -> None:
+    model = tiny_model(QWEN3)
+    lines: list[str] = []
+    judge = printing_judge(lines.append)
+    with Engine(
+        model, device, batched_prefill="validate", judge=judge, context_length=CONTEXT
+    ) as engine:
+        engine.prefill(prompt(model))
+        verdict: Any = engine.validation
+        assert verdict.state is State.OK
+        judged = engine.decode(5).tail.logits, _kv(engine, model)
+    with Engine(model, device, context_length=CONTEXT) as engine:
+        engine.prefill(prompt(model))
+        clean = engine.decode(5).tail.logits, _kv(engine, model)
+    assert len(lines) == 1
+    assert lines[0].startswith("prefillBatched validate[ok]: last-token logits max_abs_diff=0.0000")
+    assert judged[0].tobytes() == clean[0].tobytes()
+    assert judged[1] == clean[1]
+
+
+def _kv(engine: Engine, model: Model) -> list[bytes]:
+    layers = range(model.spec.layer_count)
+    return [array.tobytes() for layer in layers for array in engine.kv_contents(layer)]
