@@ -10,7 +10,7 @@ from reference.model import Model
 from suites.commands import common
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import Verdict
+from suites.harness.verdict import Check, State, Verdict
 
 DEFAULT_STEPS = 16
 
@@ -113,6 +113,8 @@ def _with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, lab
 
 def render(verdict: Verdict, model: Model) -> str:
     """Header, table of checks, notes, continuation, and the verdict as the last line."""
+    if verdict.state is State.UNSUPPORTED and len(verdict.checks) == 1:
+        return verdict.summary()  # nothing ran
     run = verdict.run
     lines = [
         f"model     {run['model']} ({run['architecture']}, {model.spec.layer_count} layers)",
@@ -130,7 +132,7 @@ def render(verdict: Verdict, model: Model) -> str:
                     common.figure(check.measured),
                     common.figure(check.limit),
                     common.figure(check.headroom),
-                    common.shorten(check.where or check.detail, 60),
+                    _place(check),
                 )
                 for check in verdict.checks
             ],
@@ -148,6 +150,13 @@ def render(verdict: Verdict, model: Model) -> str:
         lines.append(f"detail    {broken.detail}")
     lines.append(verdict.summary())
     return "\n".join(lines)
+
+
+def _place(check: Check) -> str:
+    """Where the worst element is, unless there is nothing to see there."""
+    if check.state is State.OK and check.measured == 0:
+        return check.detail.partition(";")[0]
+    return common.shorten(check.where or check.detail, 60)
 
 
 def continuation(model: Model, generated: list[int]) -> str:

@@ -80,6 +80,15 @@ def validate(
         engine.close()
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """Both prefills of the run. KV contents are compared array by array beside it."""
+
+    per_token: Prefilled
+    batched: Prefilled
+    kv_bits_equal: bool = True
+
+
 class _Run:
     def __init__(
         self,
@@ -118,6 +127,7 @@ class _Run:
         limit = float(expected.limits[-1])
         for result in results.values():
             self._logits(result, expected)
+        first = len(self._checks)
         exact = self._pair(results, snapshots, limit) if len(results) == 2 else ""
         self._eager(traced, results[traced.mode])
         for mode, result in results.items():
@@ -125,6 +135,10 @@ class _Run:
             self._checks.append(
                 tail_check(name, [broken_prefill(result, self._tokens[-1])], exact_logits=exact)
             )
+        if len(results) == 2:
+            pair = _Pair(results["per-token"], results["batched"])
+            judged = Verdict(tuple(self._checks[first:]))
+            self._run["validate_line"] = pairs.validate_line(pair, judged, limit)
         self._decode(decoded)
         self._checks += replayed
         proofs = pairs.proofs if len(results) == 2 else None

