@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from suites.harness.compare import Array, Comparison, compare, same_bits
+from suites.harness.compare import Comparison, compare
 from suites.harness.protocol import Pair, Prefilled
 from suites.harness.selftest import planted_faults
 from suites.harness.tail import broken_prefill, tail_check
@@ -17,7 +17,6 @@ from suites.harness.tolerances import TABLE
 from suites.harness.verdict import Check, State, Verdict, check_of, fact
 
 POISON_BITS = 0xFFFFFFFF
-KVSnapshot = list[tuple[Array, Array]]
 
 
 def is_exact(path: str) -> bool:
@@ -136,34 +135,6 @@ def logits_check(
         detail = f"not finite since {broken_since}"
         return Check(name, State.DIVERGED, comparison.elements, detail=detail)
     return check
-
-
-def kv_check(per_token: KVSnapshot, batched: KVSnapshot, n_tokens: int) -> Check:
-    """KV contents of the two modes, all layers, bit for bit."""
-    name = "prefill pair: KV contents"
-    elements = 0
-    if len(per_token) != len(batched):
-        return Check(name, State.INVALID, 0, detail="layer counts differ")
-    for layer, (one, other) in enumerate(zip(per_token, batched, strict=True)):
-        for letter, want, got in zip("KV", one, other, strict=True):
-            where = f"{letter} of layer {layer}"
-            if len(want) != n_tokens or len(got) != n_tokens:
-                detail = f"{where} holds {len(want)} and {len(got)} tokens, expected {n_tokens}"
-                return Check(name, State.DIVERGED, elements, detail=detail)
-            elements += want.size
-            if not same_bits(got, want):
-                comparison = compare(got, want, 0.0)
-                return Check(
-                    name,
-                    State.DIVERGED,
-                    elements,
-                    measured=comparison.max_abs_diff,
-                    limit=0.0,
-                    where=f"{where} {comparison.worst_difference or ''}".strip(),
-                    detail=comparison.reason() or "equal numbers, other bits",
-                    link=f"batched against per-token KV cache: {where}",
-                )
-    return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
 
 
 def exact_logits_text(comparison: Comparison) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from reference.forward import DenseCache
-from reference.kv_cache import storage_type
 from reference.model import Model, check_tokens
 from reference.model.errors import InputError, Unsupported
 from reference.model.trace import Trace
+from suites.harness import kv, steps
 from suites.harness import pair as pairs
-from suites.harness import steps
-from suites.harness.compare import compare, compare_logits, same_bits
+from suites.harness.compare import compare, compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
+from suites.harness.kv import KVSnapshot
 from suites.harness.local import LocalRules, first_broken, judge_trace, summarise
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
 from suites.harness.selftest import planted_faults
@@ -171,18 +171,15 @@ class _Run:
         )
         last = np.asarray(decoded.steps[-1].tail.logits)
         logits = self._same_bits(name, last, np.asarray(result.logits)[-1], link)
-        kv = pairs.kv_check(self._snapshot(), held, len(self._tokens) + len(decoded.fed))
-        return [
-            logits,
-            replace(
-                kv,
-                name=f"{name}: KV contents",
-                link=kv.link.replace(
-                    "batched against per-token KV cache",
-                    "KV cache after decoding against a prefill",
-                ),
-            ),
-        ]
+        length = len(self._tokens) + len(decoded.fed)
+        cache = kv.pair_check(
+            self._snapshot(),
+            held,
+            length,
+            name=f"{name}: KV contents",
+            link="KV cache after decoding against a prefill",
+        )
+        return [logits, cache]
 
     def _same_bits(self, name: str, got: Any, want: Any, link: str) -> Check:
         """Equal bits; NaN on both sides counts as diverged where something broke before."""
@@ -199,10 +196,8 @@ class _Run:
         """What an earlier check found to be broken; empty where nothing was."""
         return next((c.link for c in self._checks if c.state is State.DIVERGED), "")
 
-    def _snapshot(self) -> pairs.KVSnapshot:
-        layers = range(self._model.spec.layer_count)
-        contents = [self._engine.kv_contents(layer) for layer in layers]
-        return [(np.array(k, copy=True), np.array(v, copy=True)) for k, v in contents]
+    def _snapshot(self) -> KVSnapshot:
+        return kv.snapshot(self._engine, self._model.spec.layer_count)
 
     def _trace(self, mode: str) -> Prefilled:
         """Runs eagerly with every point recorded and judges each point alone."""
@@ -218,49 +213,12 @@ class _Run:
         rules = LocalRules(self._options.path, self._options.kv_type_k, self._options.kv_type_v)
         points = list(judge_trace(self._model, recorded, rules, progress=self._say))
         self._checks += summarise(points)
-        self._checks.append(self._kv_written(recorded))
+        stored = (self._options.kv_type_k, self._options.kv_type_v)
+        self._checks.append(kv.written_check(recorded, self._snapshot(), stored))
         broken = first_broken(points)
         self._run["first_broken_point"] = None if broken is None else broken.point.name
         self._run["traced_mode"] = mode
         return result
-
-    def _kv_written(self, trace: Trace) -> Check:
-        """The cache holds the recorded K and V, rounded to the storage types, bit for bit."""
-        name = "local: kv_write"
-        elements = 0
-        stored = (self._options.kv_type_k, self._options.kv_type_v)
-        for layer, held in enumerate(self._snapshot()):
-            for letter, stem, kind, got in zip(
-                "KV", ("Kcur_pos", "Vcur"), stored, held, strict=True
-            ):
-                point = f"{stem}-{layer}"
-                if point not in trace:
-                    return Check(name, State.INVALID, elements, detail=f"{point} was not recorded")
-                recorded = trace[point]
-                if recorded.size != got.size:
-                    detail = (
-                        f"{letter} of layer {layer} holds {got.shape}, {point} {recorded.shape}"
-                    )
-                    return Check(name, State.DIVERGED, elements, detail=detail)
-                with np.errstate(over="ignore"):
-                    want = recorded.reshape(got.shape).astype(storage_type("kv type", kind))
-                elements += got.size
-                if not same_bits(got, want):
-                    comparison = compare(got, want, 0.0)
-                    where = f"{letter} of layer {layer} {comparison.worst_difference or ''}"
-                    detail = comparison.reason() or "equal numbers, other bits"
-                    link = f"KV write: {letter} of layer {layer}"
-                    return Check(
-                        name,
-                        State.DIVERGED,
-                        elements,
-                        measured=comparison.max_abs_diff,
-                        limit=0.0,
-                        where=where.strip(),
-                        detail=detail,
-                        link=link,
-                    )
-        return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
 
     def _reference_of_prompt(self) -> Expected:
         distances = DistanceTrace(self._recorded)
@@ -298,7 +256,7 @@ class _Run:
     def _pair(
         self,
         results: dict[str, Prefilled],
-        snapshots: dict[str, pairs.KVSnapshot],
+        snapshots: dict[str, KVSnapshot],
         end_to_end: float,
     ) -> str:
         per_token, batched = results["per-token"], results["batched"]
@@ -309,7 +267,7 @@ class _Run:
         )
         if pairs.is_exact(self._options.path):
             self._checks.append(
-                pairs.kv_check(snapshots["per-token"], snapshots["batched"], len(self._tokens))
+                kv.pair_check(snapshots["per-token"], snapshots["batched"], len(self._tokens))
             )
         else:
             self._notes.append(

@@ -71,6 +71,10 @@ def test_a_bounded_path_is_judged_within_its_limit() -> None:
 # --- one fault each ------------------------------------------------------------------------------
 
 
+def _other(mode: str) -> str:
+    return {"per-token": "batched", "batched": "per-token"}.get(mode, mode)
+
+
 @dataclass(frozen=True)
 class Planted:
     id: str
@@ -125,6 +129,12 @@ PLANTED = [
     ),
     Planted("nan-logit", Fault(logits=broken.nan_logit), State.DIVERGED, "last-token logits"),
     Planted("kv-slot", Fault(kv=broken.shifted_kv), State.DIVERGED, "KV write: K of layer 1"),
+    Planted(
+        "kv-of-one-mode",
+        Fault(kv=lambda contents, layer, mode: broken.shifted_kv(contents, layer, _other(mode))),
+        State.DIVERGED,
+        "batched against per-token KV cache: K of layer 1",
+    ),
     Planted(
         "same-route",
         broken.on_batched(
