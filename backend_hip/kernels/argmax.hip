@@ -17,6 +17,15 @@ SIMT_DEVICE Best better(Best a, Best b) {
     return second ? b : a;
 }
 
+// Best of the wave and whether any lane saw a NaN, in every lane.
+SIMT_DEVICE void reduce_wave(Best& best, int32_t& nan_seen) {
+    for (int offset = SIMT_WAVE / 2; offset > 0; offset /= 2) {
+        best = better(best, Best{simt::shuffle_xor(best.value, offset),
+                                 simt::shuffle_xor(best.index, offset)});
+        nan_seen |= simt::shuffle_xor(nan_seen, offset);
+    }
+}
+
 // logits (count); result {token, stamp}. Grid: 1.
 SIMT_KERNEL(argmax, const float* logits, const int32_t* step, int32_t* result, int32_t count) {
     SIMT_SHARED(float, values, WAVES);
@@ -29,23 +38,19 @@ SIMT_KERNEL(argmax, const float* logits, const int32_t* step, int32_t* result, i
         if (value != value) nan_seen = 1;
         best = better(best, Best{value, i});
     }
-    for (int offset = SIMT_WAVE / 2; offset > 0; offset /= 2) {
-        const Best other = {simt::shuffle_xor(best.value, offset),
-                            simt::shuffle_xor(best.index, offset)};
-        best = better(best, other);
-        nan_seen |= simt::shuffle_xor(nan_seen, offset);
-    }
+    reduce_wave(best, nan_seen);
     if (simt::lane() == 0) {
         values[simt::wave()] = best.value;
         indices[simt::wave()] = best.index;
         nans[simt::wave()] = nan_seen;
     }
     simt::sync();
-    if (simt::thread() == 0) {
-        for (int i = 1; i < WAVES; ++i) {
-            best = better(best, Best{values[i], indices[i]});
-            nan_seen |= nans[i];
-        }
+    if (simt::wave() != 0) return;
+    const bool holds = simt::lane() < WAVES;
+    best = holds ? Best{values[simt::lane()], indices[simt::lane()]} : Best{0.0f, -1};
+    nan_seen = holds ? nans[simt::lane()] : 0;
+    reduce_wave(best, nan_seen);
+    if (simt::lane() == 0) {
         result[0] = nan_seen ? NAN_TOKEN : best.index;
         result[1] = step[flow::STAMP];
     }
