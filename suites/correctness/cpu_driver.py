@@ -66,6 +66,13 @@ SIMT_KERNEL(to_half, const float* in, uint32_t* codes, int32_t n) {
   const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
   if (i < n) codes[i] = simt::float_to_half(in[i]);
 }
+SIMT_KERNEL(stack_alignment, uint32_t* out) {
+  __attribute__((aligned(16))) float local[4];
+  float* p = local;
+  asm volatile("" : "+r"(p) : : "memory");  // the compiler must not answer from the declaration
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  out[simt::thread()] = uint32_t(address & 15);
+}
 SIMT_KERNEL(write_at, unsigned char* out, int64_t at) {
   if (simt::block_x() == 1 && simt::thread() == 5) out[at] = 1;
 }

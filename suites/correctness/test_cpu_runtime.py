@@ -53,6 +53,13 @@ def test_every_thread_of_a_three_dimensional_grid_runs_once(block: int, wave: in
     np.testing.assert_array_equal(got, np.broadcast_to(want, got.shape))
 
 
+def test_stacks_have_the_alignment_that_compilers_assume() -> None:
+    # Vector code faults or not by luck when it is off, so the address itself is looked at.
+    out = device_memory(256 * 4)
+    launch(kernel("stack_alignment", 256), (1, 1, 1), out, block=256)
+    np.testing.assert_array_equal(download(out, 256, np.uint32), np.zeros(256))
+
+
 def test_python_threads_launch_at_the_same_time() -> None:
     n = 20_000
     inputs = [np.full(n, i, dtype=np.float32) for i in range(4)]
