@@ -42,7 +42,7 @@ class Kernels:
         self._modules: list[Module] = []
         self._kernels: dict[Key, Kernel] = {}
         rows = [registry.find(*key) for key in keys]
-        sources = {row.key: _source(row, parameters) for row in rows}
+        sources = {row.key: source_of(row, parameters) for row in rows}
         code = build(device, list(sources.values()), progress=progress)
         loaded: dict[KernelSource, Module] = {}
         for row in rows:
@@ -86,7 +86,8 @@ class Kernels:
             self._modules.pop().unload()
 
 
-def _source(row: KernelRow, parameters: Mapping[str, int]) -> KernelSource:
+def source_of(row: KernelRow, parameters: Mapping[str, int]) -> KernelSource:
+    """What to compile for a row; `parameters` supplies the defines that depend on the engine."""
     sizes = (("SIMT_BLOCK", row.block), ("SIMT_WAVE", WAVE))
     chosen = tuple((name, parameters[name]) for name in row.parameters)
     return KernelSource(row.file, (*sizes, *row.defines, *chosen))

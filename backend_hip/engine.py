@@ -81,7 +81,8 @@ class Engine:
 
         self.model, self.device, self.path = model, device, path
         self.max_cols, self.chunk = max_cols, min(chunk, context)
-        self.batched_prefill, self.validation = batched_prefill, None
+        self.batched_prefill = batched_prefill
+        self.validation: Any = None  # the judge's word on the last prefill under "validate"
         self._judge = judge
         self._kv_types = f"{kv_type_k},{kv_type_v}"
         self._position = 0

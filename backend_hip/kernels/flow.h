@@ -5,9 +5,11 @@
 
 namespace flow {
 
-constexpr int POSITION = 0;  // absolute position of the first token
-constexpr int STAMP = 1;     // step number; travels with the argmax result
-constexpr int COUNT = 2;     // tokens in this flow
-constexpr int TOKENS = 4;    // ids start here
+enum Field : int32_t {
+    POSITION = 0,  // absolute position of the first token
+    STAMP = 1,     // step number; travels with the argmax result
+    COUNT = 2,     // tokens in this flow
+    TOKENS = 4,    // ids start here
+};
 
 }  // namespace flow

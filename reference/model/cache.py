@@ -1,4 +1,4 @@
-"""Where built things go: the user's cache folder, and writing a file so that it is whole or absent."""
+"""Where built things go: the user's cache folder, and writing a file whole or not at all."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Writes `content` to a temporary name beside `path` and renames it, so no reader sees a part."""
+    """Writes `content` beside `path` and renames it, so that no reader sees a part."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(descriptor, "wb") as stream:

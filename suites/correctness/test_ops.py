@@ -78,8 +78,8 @@ def test_rope(pairing: Pairing, head_size: int, position: int, device: Device) -
     with Lab(device) as lab:
         flow = lab.flow([("rope", pairing, "any")], {}, tokens=range(tokens), position=position)
         values = lab.values(x.reshape(tokens, heads * head_size))
-        tables = [lab.buffer(table.astype(np.float32)) for table in (cos, sin)]
-        ops.rope(flow, values, *tables, layer, pairing)
+        cosine, sine = (lab.buffer(table.astype(np.float32)) for table in (cos, sin))
+        ops.rope(flow, values, cosine, sine, layer, pairing)
         got = values.download(tokens, heads, head_size)
     want, limit = bounds.rope(x, layer.rope.frequencies(), positions[position:], pairing)
     result = compare(got.astype(np.float64), want, limit)
@@ -134,23 +134,21 @@ def test_attention(case: AttentionCase, device: Device) -> None:
     with Lab(device) as lab:
         parameters = {"HEAD_SIZE": case.head_size}
         width = case.kv_heads * case.head_size
-        caches = [lab.buffer(np.full((room, width), np.nan, dtype=t)) for t in (type_k, type_v)]
+        key_cache, value_cache = (
+            lab.buffer(np.full((room, width), np.nan, dtype=dtype)) for dtype in (type_k, type_v)
+        )
         write = lab.flow(keys, parameters, tokens=range(case.length))
-        flat = [lab.values(array.reshape(case.length, width)) for array in (k, v)]
-        ops.kv_write(write, *flat, *caches, case.types)
+        new_keys, new_values = (lab.values(array.reshape(case.length, width)) for array in (k, v))
+        ops.kv_write(write, new_keys, new_values, key_cache, value_cache, case.types)
         flow = lab.flow(keys, parameters, tokens=range(case.tokens), position=start)
         out = lab.output(case.tokens, case.heads * case.head_size)
-        ops.attention(
-            flow, lab.values(q.reshape(case.tokens, -1)), *caches, out, layer, scale, case.types
-        )
+        queries = lab.values(q.reshape(case.tokens, -1))
+        ops.attention(flow, queries, key_cache, value_cache, out, layer, scale, case.types)
         got = lab.read(out)
-        stored = [
-            cache.download((case.length, case.kv_heads, case.head_size), dtype)
-            for cache, dtype in zip(caches, (type_k, type_v), strict=True)
-        ]
-    assert np.array_equal(stored[0], k.astype(type_k))
-    assert np.array_equal(stored[1], v.astype(type_v))
-    want, limit = bounds.attention(q, *stored, start, case.window, scale)
+        stored_k, stored_v = key_cache.download(shape, type_k), value_cache.download(shape, type_v)
+    assert np.array_equal(stored_k, k.astype(type_k))
+    assert np.array_equal(stored_v, v.astype(type_v))
+    want, limit = bounds.attention(q, stored_k, stored_v, start, case.window, scale)
     result = compare(got.astype(np.float64), want, limit)
     assert result.elements == case.tokens * case.heads * case.head_size
     assert result.ok, result.reason()
@@ -169,8 +167,8 @@ def test_each_query_head_reads_its_own_kv_head(device: Device) -> None:
             )
             out = lab.output(1, heads * size)
             q = np.ones((1, heads * size), dtype=np.float32)
-            cache = [lab.buffer(array) for array in (np.zeros_like(values), values)]
-            ops.attention(flow, lab.values(q), *cache, out, layer, 1.0, "f32,f32")
+            zeros, constant = lab.buffer(np.zeros_like(values)), lab.buffer(values)
+            ops.attention(flow, lab.values(q), zeros, constant, out, layer, 1.0, "f32,f32")
             got = lab.read(out).reshape(heads, size)
         expected = np.repeat(constants, heads // kv_heads)[:, None]
         assert np.array_equal(got, np.broadcast_to(expected, got.shape)), (heads, kv_heads)
