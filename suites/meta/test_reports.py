@@ -1,4 +1,4 @@
-"""Reports: a table is made of verified records of one runtime, or there is an error and no table."""
+"""Reports: tables are made of verified records of one runtime, else there is an error and none."""
 
 import copy
 import json

@@ -1,0 +1,174 @@
+"""pytest's options: they narrow, they never make an empty run green, and --benchmark works."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from suites.options import Selection
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = "suites/benchmark/test_prefill.py"
+USAGE_ERROR = int(pytest.ExitCode.USAGE_ERROR)
+NOTHING_RAN = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+@dataclass(frozen=True)
+class Case:
+    model: str = "tiny-llama"
+    path: str = "kparallel"
+    max_cols: int = 40
+
+
+def test_options_narrow_by_parameter_and_by_field_of_a_record() -> None:
+    selection = Selection(model=("tiny-llama",), max_cols=(16, 40))
+    assert selection.keeps({"model_name": "tiny-llama", "max_cols": 16})
+    assert selection.keeps({"case": Case()})
+    assert not selection.keeps({"case": Case(model="tiny-qwen3")})
+    assert not selection.keeps({"model_name": "tiny-llama", "max_cols": 8})
+    assert not selection.keeps({"model": "tiny-qwen3"})
+
+
+def test_a_test_without_the_axis_is_not_touched() -> None:
+    selection = Selection(path=("serial",))
+    assert selection.keeps({})
+    assert selection.keeps({"path": Path("serial")}), "a file's path is no kernel path"
+    assert selection.keeps({"path": "some/file"})
+
+
+def test_every_value_must_match_a_kept_case() -> None:
+    cases = [{"case": Case()}, {"case": Case(model="tiny-qwen3", path="serial")}, {}]
+    assert Selection(path=("serial",)).unmatched(cases) == ()
+    assert Selection(max_cols=(40, 41)).unmatched(cases) == ("--max-cols 41",)
+    both = Selection(model=("tiny-llama",), path=("serial",))
+    assert both.unmatched(cases) == ("--model tiny-llama", "--path serial"), "no case has both"
+    assert Selection(path=("serial",)).unmatched([{}]) == ("--path serial",)
+
+
+def run_pytest(
+    *arguments: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, cwd=folder or ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+USAGE_ERRORS = {
+    "gpu required of the cpu runtime": (
+        ("--require-gpu", "--device", "cpu", BENCHMARKS),
+        "expected a GPU",
+    ),
+    "no such model": (("--model", "tiny-lama", BENCHMARKS), "tiny-lama"),
+    "no such file": (("--model", "./nowhere.gguf", BENCHMARKS), "is no file"),
+    "no such device": (("--device", "tpu", BENCHMARKS), "--device"),
+    "columns out of range": (("--max-cols", "0", BENCHMARKS), "1 to 64"),
+    "columns no number": (("--max-cols", "forty", BENCHMARKS), "1 to 64"),
+    "mode unknown": (("--prefill", "batched,fast", BENCHMARKS), "per-token,batched"),
+    "path that no case has": (("--path", "serial", "suites/meta/test_reports.py"), "--path serial"),
+    "mode that no path has": (
+        ("--prefill", "per-token", "--path", "serial", BENCHMARKS),
+        "no collected test has",
+    ),
+    "store without timing": (("--benchmark-json", "x.json", BENCHMARKS), "needs --benchmark"),
+    "timing without timing": (("--benchmark", "--benchmark-disable", BENCHMARKS), "contradicts"),
+}
+
+
+@pytest.mark.parametrize("name", USAGE_ERRORS)
+def test_usage_errors_run_nothing(name: str, tmp_path: Path) -> None:
+    arguments, text = USAGE_ERRORS[name]
+    run = run_pytest(*arguments)
+    assert run.returncode == USAGE_ERROR, run.stdout + run.stderr
+    assert text in run.stdout + run.stderr
+    assert "passed" not in run.stdout
+
+
+SKIPPED_TEST = """
+import pytest
+
+@pytest.mark.gpu
+def test_on_a_gpu(): ...
+
+def test_with_a_skip_inside(): pytest.skip("not here")
+"""
+
+
+def test_a_run_that_skipped_everything_is_not_green(tmp_path: Path) -> None:
+    file = tmp_path / "test_sample.py"
+    file.write_text(SKIPPED_TEST, encoding="utf-8")
+    plugin = ("-p", "conftest", "-c", str(ROOT / "pyproject.toml"), "--device", "cpu")
+    run = run_pytest(*plugin, str(file))
+    assert run.returncode == NOTHING_RAN, run.stdout + run.stderr
+    assert "2 skipped" in run.stdout
+    assert "needs a GPU" in run.stdout
+
+
+FAKE_GPU = """
+import conftest
+from backend_hip.runtimes import RuntimeInfo
+
+conftest.select_runtime = lambda device: RuntimeInfo("amd", None, "hiprtc", "a GPU by name only")
+"""
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_required_gpu_turns_skips_about_devices_into_failures(
+    tmp_path: Path, required: bool
+) -> None:
+    file = tmp_path / "test_sample.py"
+    body = SKIPPED_TEST.replace("test_on_a_gpu(): ...", 'test_on_a_gpu(): pytest.skip("gone")')
+    file.write_text(body + "\ndef test_plain(): ...\n", encoding="utf-8")
+    (tmp_path / "fake_gpu.py").write_text(FAKE_GPU, encoding="utf-8")
+    plugins = ("-p", "conftest", "-p", "fake_gpu", "-c", str(ROOT / "pyproject.toml"))
+    required_flag = ("--require-gpu",) if required else ()
+    run = run_pytest(*plugins, *required_flag, str(file), PYTHONPATH=str(tmp_path))
+    summary = run.stdout.splitlines()[-1]
+    expected = "1 failed, 1 passed, 1 skipped" if required else "1 passed, 2 skipped"
+    assert expected in summary, run.stdout + run.stderr
+    assert run.returncode == int(required)
+
+
+def test_benchmark_leaves_tables_and_records(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    run = run_pytest(
+        *("--benchmark", "--benchmark-json", str(target), "--device", "cpu"),
+        *("-k", "p17", "--prefill", "batched", "--path", "kparallel", BENCHMARKS),
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "[emulated]" in run.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.md"]
+    (row,) = json.loads(target.read_text(encoding="utf-8"))["benchmarks"]
+    assert row["extra_info"]["verdict"] == "ok"
+    assert row["extra_info"]["max_abs_diff"] == 0
+    assert len(row["stats"]["data"]) == len(row["extra_info"]["host_seconds"]) == 5
+
+
+def test_benchmark_that_times_nothing_is_not_green(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    run = run_pytest(
+        *("--benchmark", "--benchmark-json", str(target)),
+        *("-k", "narrow_by_parameter", "suites/meta/test_options.py"),
+    )
+    assert run.returncode == int(pytest.ExitCode.TESTS_FAILED), run.stdout
+    assert "no benchmark was timed" in run.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_flag_nothing_is_timed_or_written() -> None:
+    before = sorted((ROOT / "runs").glob("*"))
+    run = run_pytest("-k", "p17 and serial", BENCHMARKS)
+    assert run.returncode == 0, run.stdout
+    assert "tok/s" not in run.stdout
+    assert sorted((ROOT / "runs").glob("*")) == before
+
+
+def test_header_names_the_runtime() -> None:
+    run = run_pytest("-v", "--collect-only", "--device", "cpu", "-k", "header", __file__)
+    (line,) = (line for line in run.stdout.splitlines() if line.startswith("assay:"))
+    assert "runtime cpu (emulated), compiler " in line
