@@ -3,7 +3,7 @@
 No arithmetic on activations lives here; this is the only part of `reference` that the engine may
 import.
 
-    gguf.py -> GGUFFile    spec.py -> ModelSpec    weights.py -> Weights    load_model -> Model
+    gguf.py -> GGUFFile    spec_reader.py -> ModelSpec    weights.py -> Weights    load_model -> Model
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from pathlib import Path
 from reference.model.errors import InputError
 from reference.model.gguf import GGUFFile, read_gguf
 from reference.model.spec import ModelSpec
+from reference.model.spec_reader import read_spec
 from reference.model.tokenizer import Tokenizer
 from reference.model.weights import Weights, load_weights
 
@@ -36,7 +37,7 @@ class Model:
 def load_model(path: str | Path) -> Model:
     """Reads a GGUF file's structure; raises InputError or Unsupported when anything is off."""
     file = read_gguf(Path(path))
-    spec = ModelSpec.from_file(file)
+    spec = read_spec(file)
     return Model(file, spec, load_weights(file, spec))
 
 

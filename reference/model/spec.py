@@ -7,22 +7,18 @@ Dimension symbols, used here and in the maths of both forward passes:
     D    head size                          F    feed-forward length
     V    vocabulary size                    C    context length (rows of the KV cache)
 
-Keys are GGUF metadata (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A key of the
-model's architecture that nothing here reads is refused by name: it might change the maths.
+spec_reader.py makes it from a file.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.model.errors import InputError, Unsupported
-from reference.model.gguf import GGUFFile
-
 Pairing = Literal["norm", "neox"]
+ValueSource = Literal["projection", "key"]
 Activation = Literal["silu", "gelu_tanh"]
 
 
@@ -31,13 +27,16 @@ class RopeSpec:
     """Rotary position embedding of one layer.
 
     `pairing` "norm" rotates neighbours (0,1), (2,3), ...; "neox" rotates j with j + dimensions/2.
-    `divisor` is linear scaling: every frequency is divided by it.
+    Elements of a head past `dimensions` are not rotated. `divisor` is linear scaling: every
+    frequency is divided by it. `magnitude` multiplies every cos and sin.
     """
 
     pairing: Pairing
     dimensions: int
     base: float
-    divisor: float
+    divisor: float = 1.0
+    yarn: "YarnSpec | None" = None
+    magnitude: float = 1.0
 
     def frequencies(self, factors: NDArray[np.float32] | None = None) -> NDArray[np.float64]:
         """Radians per position of each pair, float64 (dimensions/2,): base^(-2j/n) / divisor.
@@ -46,12 +45,92 @@ class RopeSpec:
         """
         pair = np.arange(self.dimensions // 2, dtype=np.float64)
         frequency = self.base ** (-2.0 * pair / self.dimensions) / self.divisor
+        if self.yarn is not None:
+            far = self.yarn.far(self.dimensions, self.base)
+            frequency *= far / self.yarn.factor + 1 - far
         return frequency if factors is None else frequency / factors.astype(np.float64)
 
 
 @dataclass(frozen=True)
+class YarnSpec:
+    """YaRN (Peng et al. 2023) as llama.cpp applies it, with its betas of 32 and 1 turns.
+
+    Pairs that turn often inside the original context keep their frequency, those that turn less
+    than once are divided by `factor`, and a ramp joins the two.
+    """
+
+    factor: float
+    original_context: int
+
+    def far(self, dimensions: int, base: float) -> NDArray[np.float64]:
+        """Share of interpolation of each pair, (dimensions/2,): 0 keeps, 1 divides by `factor`."""
+
+        def pair_with(turns: float) -> float:
+            full = math.log(self.original_context / (2 * math.pi * turns))
+            return dimensions * full / (2 * math.log(base))
+
+        low = max(0, math.floor(pair_with(32)))
+        high = min(dimensions - 1, math.ceil(pair_with(1)))
+        pair = np.arange(dimensions // 2, dtype=np.float64)
+        return np.clip((pair - low) / max(0.001, high - low), 0.0, 1.0)
+
+    @property
+    def magnitude(self) -> float:
+        """What every cos and sin is multiplied by, at every position."""
+        return 1 + 0.1 * math.log(self.factor)
+
+
+@dataclass(frozen=True)
+class DeltaNetSpec:
+    """A gated delta net layer (Yang et al. 2024): linear attention with a recurrent state.
+
+    Per value head the state is (state_size, state_size); value head h uses key head
+    h mod key_heads. A causal depthwise convolution of `conv_kernel` taps precedes it.
+    """
+
+    state_size: int
+    key_heads: int
+    value_heads: int
+    conv_kernel: int
+
+    @property
+    def key_length(self) -> int:
+        return self.state_size * self.key_heads
+
+    @property
+    def value_length(self) -> int:
+        return self.state_size * self.value_heads
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: q, k and v side by side."""
+        return 2 * self.key_length + self.value_length
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """Routed experts: `used` of `count` per token, each a gated block of `feed_forward_length`.
+
+    `router` "plain": p = softmax(x . gate^T). "scaled" (gemma4): the router reads
+    rms(x) / sqrt(E) * scale, the experts a norm of their own, and a dense block runs beside them.
+    `shared_length`: width of the expert that every token uses, behind a sigmoid gate; None: none.
+    """
+
+    count: int
+    used: int
+    feed_forward_length: int
+    router: Literal["plain", "scaled"] = "plain"
+    shared_length: int | None = None
+
+
+@dataclass(frozen=True)
 class LayerSpec:
-    """One transformer block. Keys at distance >= `window` are masked; None: full attention."""
+    """One block: attention, or a delta net in its place; then a feed-forward block.
+
+    Keys at distance >= `window` are masked; None: full attention. `value_source` "key": V is the
+    raw K projection, before norm and RoPE. `kv_layer`: the layer whose cache this one reads (its
+    own index, except where layers share). `feed_forward_length` 0: experts only.
+    """
 
     index: int
     head_count: int
@@ -60,6 +139,16 @@ class LayerSpec:
     feed_forward_length: int
     window: int | None
     rope: RopeSpec
+    value_source: ValueSource = "projection"
+    kv_layer: int = -1
+    delta_net: DeltaNetSpec | None = None
+    experts: ExpertsSpec | None = None
+    output_scale: bool = False
+
+    @property
+    def owns_kv(self) -> bool:
+        """True where the layer writes keys and values of its own."""
+        return self.delta_net is None and self.kv_layer == self.index
 
 
 @dataclass(frozen=True)
@@ -68,7 +157,10 @@ class ModelSpec:
 
     `attention_scale` multiplies q.k; `embedding_scale` multiplies token embeddings; `qk_norm`: q
     and k get a per-head RMS norm before RoPE; `post_norms`: the attention and feed-forward outputs
-    get an RMS norm before they are added to the residual stream.
+    get an RMS norm before they are added to the residual stream; `gated_attention`: attn_q gives
+    D query and D gate values per head, and the result is multiplied by sigmoid(gate);
+    `value_norm`: V gets an RMS norm without weight; `per_layer_length`: width of Gemma's
+    per-layer input (0: none); `logit_softcap` c: logits become c * tanh(x / c) (None: as they are).
     """
 
     architecture: str
@@ -82,242 +174,13 @@ class ModelSpec:
     qk_norm: bool
     post_norms: bool
     layers: tuple[LayerSpec, ...]
+    gated_attention: bool = False
+    value_norm: bool = False
+    qkv_bias: bool = False
+    per_layer_length: int = 0
+    logit_softcap: float | None = None
+    skipped_blocks: int = 0
 
     @property
     def layer_count(self) -> int:
         return len(self.layers)
-
-    @staticmethod
-    def from_file(file: GGUFFile) -> "ModelSpec":
-        """Reads the spec. Raises Unsupported for what it does not know, InputError for nonsense."""
-        architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str):
-            raise InputError(
-                f"model: {file.path} has no string general.architecture; "
-                "a GGUF that holds a language model names one"
-            )
-        if architecture not in ARCHITECTURES:
-            raise Unsupported(
-                f"model: architecture is {architecture}; supported: {', '.join(ARCHITECTURES)}"
-            )
-        keys = _Keys(file.metadata, architecture)
-        spec = _read(keys, ARCHITECTURES[architecture], _vocab_size(file))
-        keys.refuse_unread()
-        return spec
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How one architecture differs, before the file's own numbers.
-
-    `sliding_period` p: layer i slides when i mod p < p - 1 (None: no layer does).
-    """
-
-    name: str
-    pairing: Pairing
-    activation: Activation = "silu"
-    qk_norm: bool = False
-    post_norms: bool = False
-    scaled_embeddings: bool = False
-    rope_factors: bool = False
-    sliding_period: int | None = None
-    sliding_rope_base: float = 10000.0
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    row.name: row
-    for row in (
-        Architecture("llama", pairing="norm", rope_factors=True),
-        Architecture("qwen3", pairing="neox", qk_norm=True),
-        Architecture(
-            "gemma3",
-            pairing="neox",
-            activation="gelu_tanh",
-            qk_norm=True,
-            post_norms=True,
-            scaled_embeddings=True,
-            sliding_period=6,
-        ),
-    )
-}
-
-# Gemma 3 27B is the one size whose query scale follows width / heads instead of the head size;
-# llama.cpp recognises it by its number of blocks (src/models/gemma3.cpp).
-_GEMMA3_27B_BLOCKS = 62
-
-
-class _Keys:
-    """Typed access to `{architecture}.*` metadata that remembers what was read."""
-
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        self._metadata = metadata
-        self._prefix = architecture + "."
-        self._read: set[str] = set()
-
-    def _value(self, name: str) -> Any:
-        self._read.add(self._prefix + name)
-        return self._metadata.get(self._prefix + name)
-
-    def has(self, name: str) -> bool:
-        return self._prefix + name in self._metadata
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """A positive whole number."""
-        value = self._value(name)
-        if value is None:
-            if default is None:
-                raise InputError(
-                    f"model: metadata key {self._prefix}{name} is missing, expected a count"
-                )
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise InputError(
-                f"model: {self._prefix}{name} is {_short(value)}, expected a positive whole number"
-            )
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A positive finite number."""
-        value = self._value(name)
-        if value is None:
-            if default is None:
-                raise InputError(
-                    f"model: metadata key {self._prefix}{name} is missing, expected a number"
-                )
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"model: {self._prefix}{name} is {_short(value)}, expected a number")
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(
-                f"model: {self._prefix}{name} is {value}, expected a positive finite number"
-            )
-        return float(value)
-
-    def text(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        value = self._value(name)
-        if value is None:
-            return default
-        if value not in choices:
-            raise Unsupported(
-                f"model: {self._prefix}{name} is {_short(value)}; supported: {', '.join(choices)}"
-            )
-        return str(value)
-
-    def refuse_unread(self) -> None:
-        unknown = sorted(
-            key for key in self._metadata if key.startswith(self._prefix) and key not in self._read
-        )
-        if unknown:
-            raise Unsupported(
-                f"model: metadata key {unknown[0]} (value {_short(self._metadata[unknown[0]])}) is "
-                f"not known for this architecture and may change its maths; "
-                f"known keys: {', '.join(sorted(self._read))}"
-            )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _vocab_size(file: GGUFFile) -> int:
-    info = file.tensors.get("token_embd.weight")
-    if info is None or len(info.shape) != 2:
-        shape = "missing" if info is None else f"of shape {info.shape}"
-        raise InputError(
-            f"model: tensor token_embd.weight is {shape}, expected (vocabulary, width)"
-        )
-    return info.shape[0]
-
-
-def _read(keys: _Keys, rules: Architecture, vocab_size: int) -> ModelSpec:
-    embedding_length = keys.count("embedding_length")
-    head_count = keys.count("attention.head_count")
-    head_count_kv = keys.count("attention.head_count_kv", head_count)
-    if head_count % head_count_kv:
-        raise InputError(
-            f"model: attention.head_count is {head_count}, expected a multiple of "
-            f"head_count_kv = {head_count_kv} because query heads share key/value heads evenly"
-        )
-    head_size = keys.count("attention.key_length", embedding_length // head_count or None)
-    if not keys.has("attention.key_length") and embedding_length % head_count:
-        raise InputError(
-            f"model: embedding_length is {embedding_length}, expected a multiple of head_count = "
-            f"{head_count} because no attention.key_length is given"
-        )
-    value_size = keys.count("attention.value_length", head_size)
-    if value_size != head_size:
-        raise Unsupported(
-            f"model: attention.value_length is {value_size} and key_length {head_size}; "
-            "supported: equal head sizes"
-        )
-    declared_vocab = keys.count("vocab_size", vocab_size)
-    if declared_vocab != vocab_size:
-        raise InputError(
-            f"model: vocab_size is {declared_vocab}, expected {vocab_size} because "
-            "token_embd.weight has that many rows"
-        )
-    block_count = keys.count("block_count")
-    feed_forward_length = keys.count("feed_forward_length")
-    rope_dimensions = keys.count("rope.dimension_count", head_size)
-    if rope_dimensions != head_size:
-        raise Unsupported(
-            f"model: rope.dimension_count is {rope_dimensions}; "
-            f"supported: the head size, {head_size}"
-        )
-    if head_size % 2:
-        raise InputError(f"model: head size is {head_size}, expected an even number for RoPE")
-
-    full_rope = RopeSpec(
-        pairing=rules.pairing,
-        dimensions=rope_dimensions,
-        base=keys.number("rope.freq_base", 10000.0),
-        divisor=_linear_divisor(keys),
-    )
-    window: int | None = None
-    sliding_rope = full_rope
-    period = 1
-    if rules.sliding_period is not None:
-        window = keys.count("attention.sliding_window")
-        period = keys.count("attention.sliding_window_pattern", rules.sliding_period)
-        sliding_rope = RopeSpec(
-            pairing=rules.pairing,
-            dimensions=rope_dimensions,
-            base=keys.number("rope.freq_base_swa", rules.sliding_rope_base),
-            divisor=1.0,
-        )
-
-    def layer(index: int) -> LayerSpec:
-        slides = window is not None and index % period < period - 1
-        return LayerSpec(
-            index=index,
-            head_count=head_count,
-            head_count_kv=head_count_kv,
-            head_size=head_size,
-            feed_forward_length=feed_forward_length,
-            window=window if slides else None,
-            rope=sliding_rope if slides else full_rope,
-        )
-
-    wide_query = rules.name == "gemma3" and block_count == _GEMMA3_27B_BLOCKS
-    return ModelSpec(
-        architecture=rules.name,
-        context_length=keys.count("context_length"),
-        embedding_length=embedding_length,
-        vocab_size=vocab_size,
-        rms_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
-        attention_scale=1.0 / math.sqrt(embedding_length / head_count if wide_query else head_size),
-        embedding_scale=math.sqrt(embedding_length) if rules.scaled_embeddings else 1.0,
-        activation=rules.activation,
-        qk_norm=rules.qk_norm,
-        post_norms=rules.post_norms,
-        layers=tuple(layer(index) for index in range(block_count)),
-    )
-
-
-def _linear_divisor(keys: _Keys) -> float:
-    """`rope.scaling.factor` under type linear or no type; older files: `rope.scale_linear`."""
-    kind = keys.text("rope.scaling.type", ("none", "linear"), "linear")
-    older = keys.number("rope.scale_linear", 1.0)
-    factor = keys.number("rope.scaling.factor", older)
-    return factor if kind == "linear" else 1.0

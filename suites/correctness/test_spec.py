@@ -14,7 +14,8 @@ from reference.model import load_model
 from reference.model.errors import AssayError, InputError, Unsupported
 from reference.model.gguf import GGUFFile, TensorInfo, read_gguf
 from reference.model.quant import FORMATS
-from reference.model.spec import ModelSpec, RopeSpec
+from reference.model.spec import RopeSpec
+from reference.model.spec_reader import read_spec
 from reference.model.weights import load_weights
 
 Edit = Callable[[dict[str, Any], dict[str, TensorInfo]], None]
@@ -33,7 +34,7 @@ class _Edited:
 
 def _load(name: str, edit: Edit) -> None:
     file: Any = _Edited(read_gguf(golden_model(name).path), edit)
-    load_weights(file, ModelSpec.from_file(file))
+    load_weights(file, read_spec(file))
 
 
 def test_unedited_files_load() -> None:
