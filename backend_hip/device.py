@@ -2,16 +2,14 @@
 
 hip-python loads libamdhip64 and libhiprtc at the first HIP call from $ROCM_PATH/lib, so the runtime
 is chosen before that and can't change within a process. Errors become DeviceError with call and
-code. What hip-python accepts in silence is checked here: argument types of a launch, contiguity,
-writeability and sizes of host arrays.
+code. What hip-python accepts in silence is checked here and in launch_arguments.py: contiguity and
+sizes of host arrays, types of launch arguments.
 """
 
 import ctypes
 import os
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +18,7 @@ from hip import hip as _hip
 from hip import hiprtc as _hiprtc
 from numpy.typing import DTypeLike, NDArray
 
+from backend_hip.launch_arguments import DeviceMemory, DevicePointer, LaunchArguments
 from backend_hip.runtimes import RuntimeInfo, select_runtime
 from reference.model.errors import DeviceError, InputError, Unsupported
 
@@ -42,14 +41,7 @@ def check(result: Any, call: str) -> Any:
     return values[0] if len(values) == 1 else tuple(values)
 
 
-@dataclass(frozen=True)
-class DevicePointer:
-    """An address inside a Buffer, as a kernel argument."""
-
-    address: int
-
-
-class Buffer:
+class Buffer(DeviceMemory):
     """Device memory. Copies go through the device's stream and wait for it."""
 
     def __init__(self, device: "Device", nbytes: int, name: str) -> None:
@@ -231,75 +223,28 @@ class Stream:
             self.handle = None
 
 
-# Signature letters of kernel arguments: struct codes, what Python value each takes.
-_ARGUMENT_KINDS = {"P": "a Buffer or DevicePointer", "i": "an int", "f": "a float"}
-_LAUNCH_BUFFER_POINTER, _LAUNCH_BUFFER_SIZE, _LAUNCH_END = 1, 2, 3
-
-
 class Kernel:
-    """One entry of a module with a declared signature; arguments are packed into one buffer.
-
-    `signature` has one letter per argument: P pointer, i int32, f float32. hip-python would pass
-    NumPy scalars as host addresses and Python ints as 8 bytes, so every argument is checked.
-    """
+    """One entry of a module with a declared signature (see launch_arguments.py)."""
 
     def __init__(self, module: "Module", entry: str, signature: str, block: int) -> None:
-        unknown = set(signature) - set(_ARGUMENT_KINDS)
-        if unknown:
-            raise ValueError(
-                f"kernel {entry}: signature letter {unknown.pop()} is not one of P i f"
-            )
         self.entry = entry
         self.block = block
-        self._signature = signature
-        self._layout = struct.Struct("@" + signature)
+        self._arguments = LaunchArguments(entry, signature)
         self._function = check(
             hip.hipModuleGetFunction(module.handle, entry.encode()),
             f"hipModuleGetFunction({entry})",
         )
-        self._arguments = ctypes.create_string_buffer(self._layout.size)
-        self._size = ctypes.c_size_t(self._layout.size)
-        self._config = (ctypes.c_void_p * 5)(
-            _LAUNCH_BUFFER_POINTER,
-            ctypes.addressof(self._arguments),
-            _LAUNCH_BUFFER_SIZE,
-            ctypes.addressof(self._size),
-            _LAUNCH_END,
-        )
-        self._extra = ctypes.addressof(self._config)
 
     def launch(self, stream: Stream, grid: tuple[int, int], *arguments: Any) -> None:
-        """Queues the kernel over a 2-D grid of blocks."""
-        if len(arguments) != len(self._signature):
-            raise ValueError(
-                f"kernel {self.entry}: got {len(arguments)} arguments, expected "
-                f"{len(self._signature)} because its signature is {self._signature}"
-            )
-        values = [
-            _argument(self.entry, place, letter, value)
-            for place, (letter, value) in enumerate(zip(self._signature, arguments, strict=True))
-        ]
-        self._layout.pack_into(self._arguments, 0, *values)
+        """Queues the kernel over a 2-D grid of blocks; the runtime copies the arguments now."""
+        extra = self._arguments.pack(arguments)
         stream.last_kernel = self.entry
         check(
             hip.hipModuleLaunchKernel(
-                self._function, *grid, 1, self.block, 1, 1, 0, stream.handle, None, self._extra
+                self._function, *grid, 1, self.block, 1, 1, 0, stream.handle, None, extra
             ),
             f"hipModuleLaunchKernel({self.entry}, grid {grid})",
         )
-
-
-def _argument(entry: str, place: int, letter: str, value: Any) -> int | float:
-    if letter == "P" and isinstance(value, Buffer | DevicePointer):
-        return value.address
-    if letter == "i" and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if letter == "f" and isinstance(value, float):
-        return value
-    raise ValueError(
-        f"kernel {entry}: argument {place} is {type(value).__name__}, "
-        f"expected {_ARGUMENT_KINDS[letter]}"
-    )
 
 
 class Module:

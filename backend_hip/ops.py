@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_hip.device import Buffer, DevicePointer
+from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
+from backend_hip.launch_arguments import DevicePointer
 from backend_hip.registry import WAVE
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing

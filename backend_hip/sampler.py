@@ -7,7 +7,8 @@ step and the result carries the step's number, so that a stale read shows as wha
 import numpy as np
 
 from backend_hip import ops
-from backend_hip.device import Buffer, Device, DevicePointer, PinnedArray
+from backend_hip.device import Buffer, Device, PinnedArray
+from backend_hip.launch_arguments import DevicePointer
 from backend_hip.results import TailRecord
 
 POISON = -1  # no token; 0xFFFFFFFF as the device fills it

@@ -130,7 +130,21 @@ SIMT_DEVICE float from_bits(uint32_t v) { return __builtin_bit_cast(float, v); }
 SIMT_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 SIMT_DEVICE float sqrt(float v) { return __builtin_sqrtf(v); }
 
-#if defined(__F16C__) && !defined(SIMT_CPU_PORTABLE_HALF)
+#if defined(SIMT_CPU_PORTABLE_HALF)
+#define SIMT_CPU_HALF_BY_ARITHMETIC
+#elif defined(__aarch64__) || (defined(__F16C__) && defined(__clang__))
+#if defined(__aarch64__)
+typedef __fp16 machine_half;  // GCC's C++ has _Float16 there from 13 only
+#else
+typedef _Float16 machine_half;
+#endif
+SIMT_DEVICE float half_to_float(uint16_t code) {
+  return static_cast<float>(__builtin_bit_cast(machine_half, code));
+}
+SIMT_DEVICE uint16_t float_to_half(float v) {
+  return __builtin_bit_cast(uint16_t, static_cast<machine_half>(v));
+}
+#elif defined(__F16C__)  // GCC has _Float16 on x86 from 12 only, and newer clangs lack these builtins
 SIMT_DEVICE float half_to_float(uint16_t code) {
   typedef short v8hi __attribute__((vector_size(16)));
   return __builtin_ia32_vcvtph2ps(v8hi{static_cast<short>(code), 0, 0, 0, 0, 0, 0, 0})[0];
@@ -140,6 +154,9 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return static_cast<uint16_t>(__builtin_ia32_vcvtps2ph(v4sf{v, 0, 0, 0}, 0)[0]);  // 0: nearest even
 }
 #else
+#define SIMT_CPU_HALF_BY_ARITHMETIC
+#endif
+#if defined(SIMT_CPU_HALF_BY_ARITHMETIC)
 SIMT_DEVICE float half_to_float(uint16_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x8000u) << 16;
   const uint32_t magnitude = code & 0x7FFFu;

@@ -141,6 +141,7 @@ def compare(got: Array, want: Array, limit: ArrayLike) -> Comparison:
             energy = float(np.sum(np.square(wide_want)))
             noise = float(np.sum(np.square(error)))
         nmse = 0.0 if noise == 0 else (noise / energy if energy else float("inf"))
+    # The conditions overlap on purpose: losing any one of the last four still lets no NaN pass.
     ok = (
         same_shape
         and dtypes
