@@ -1,25 +1,49 @@
 """The reference forward pass: right by construction, read top to bottom.
 
-`backend_hip/engine.py` does the same in the same order; put the two side by side. Operations are
-called through their modules (`ops.rope`), so that a test can replace one and see it caught.
+`backend_hip/engine.py` does the same in the same order; put the two side by side. What differs
+between architectures is data in ModelSpec. Operations are called through their modules
+(`ops.rope`), so that a test can replace one and see it caught.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference import attention as attention_module
-from reference import ops
+from reference import delta_net, moe, ops
+from reference.delta_net import RecurrentState
 from reference.dequant import dequantise
 from reference.kv_cache import KVCache
 from reference.model import Model, check_tokens
+from reference.model.architectures import ARCHITECTURES
+from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace
 from reference.model.weights import Tensor
 from reference.ops import Array
 
 DenseCache = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """What the blocks of one chunk share."""
+
+    tokens: tuple[int, ...]
+    positions: NDArray[np.int64]
+    trace: Trace | None
+
+    @property
+    def count(self) -> int:
+        return len(self.tokens)
+
+    def record(self, name: str, value: Array) -> Array:
+        """Passes `value` on, kept in the trace where there is one."""
+        if self.trace is not None and len(value):
+            self.trace.record(name, value)
+        return value
 
 
 class Reference:
@@ -44,7 +68,7 @@ class Reference:
         self._context_length = context_length or model.spec.context_length
         self._kv_types = (kv_type_k, kv_type_v)
         self._dense: DenseCache = {} if dense is None else dense
-        self._cache = KVCache(model.spec, *self._kv_types, self._context_length)
+        self.reset()
 
     @property
     def position(self) -> int:
@@ -53,11 +77,21 @@ class Reference:
 
     def reset(self) -> None:
         """Forgets the sequence."""
-        self._cache = KVCache(self.model.spec, *self._kv_types, self._context_length)
+        spec = self.model.spec
+        self._cache = KVCache(spec, *self._kv_types, self._context_length)
+        self._states = {
+            layer.index: RecurrentState.zero(layer.delta_net, self.dtype)
+            for layer in spec.layers
+            if layer.delta_net is not None
+        }
 
     def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""
         return self._cache.contents(layer)
+
+    def recurrent_state(self, layer: int) -> RecurrentState:
+        """A snapshot of a delta net layer's state."""
+        return self._states[layer].copy()
 
     def prefill(
         self,
@@ -86,70 +120,237 @@ class Reference:
         logits: Array = self.prefill([token], trace=trace)[0]
         return logits
 
-    def _dense_weight(self, tensor: Tensor) -> NDArray[np.float32]:
-        if tensor.name not in self._dense:
-            self._dense[tensor.name] = dequantise(tensor.format, tensor.raw, np.float32)
-        return self._dense[tensor.name]
+    # --- the forward pass ---------------------------------------------------------------------
 
     def _forward(self, tokens: tuple[int, ...], want_rows: int, trace: Trace | None) -> Array:
         """One chunk through the model; logits of its last `want_rows` tokens, (want_rows, V)."""
         spec, weights, cache = self.model.spec, self.model.weights, self._cache
-        start, epsilon = cache.position, spec.rms_epsilon
+        start = cache.position
         positions = np.arange(start, start + len(tokens), dtype=np.int64)
-        factors = weights.top["rope_freqs"].vector() if "rope_freqs" in weights.top else None
+        chunk = _Chunk(tokens, positions, trace)
+        record = chunk.record
 
-        def record(name: str, value: Array) -> Array:
-            if trace is not None and len(value):
-                trace.record(name, value)
-            return value
-
-        def norm(x: Array, tensor: Tensor) -> Array:
-            return ops.rms_norm(x, tensor.vector(), epsilon)
-
-        def project(x: Array, tensor: Tensor) -> Array:
-            return ops.linear(x, self._dense_weight(tensor))
-
-        table = weights.top["token_embd"]
-        rows = dequantise(table.format, table.raw[list(tokens)], np.float32)
-        x = rows.astype(self.dtype) * self.dtype.type(spec.embedding_scale)
+        x = self._embed(weights.top["token_embd"], tokens) * self.dtype.type(spec.embedding_scale)
         record("inp_embd", x)
+        per_layer = self._per_layer_inputs(chunk, x) if spec.per_layer_length else None
 
         for layer in spec.layers:
             i, w = layer.index, weights.layers[layer.index]
-            heads = (len(tokens), layer.head_count, layer.head_size)
-            kv_heads = (len(tokens), layer.head_count_kv, layer.head_size)
-
-            normed = record(f"attn_norm-{i}", norm(x, w["attn_norm"]))
-            q = record(f"Qcur-{i}", project(normed, w["attn_q"]).reshape(heads))
-            k = record(f"Kcur-{i}", project(normed, w["attn_k"]).reshape(kv_heads))
-            v = record(f"Vcur-{i}", project(normed, w["attn_v"]).reshape(kv_heads))
-            if spec.qk_norm:
-                q = record(f"Qcur_normed-{i}", norm(q, w["attn_q_norm"]))
-                k = record(f"Kcur_normed-{i}", norm(k, w["attn_k_norm"]))
-            cos, sin = ops.rope_tables(layer.rope.frequencies(factors), positions)
-            q = record(f"Qcur_pos-{i}", ops.rope(q, cos, sin, layer.rope.pairing))
-            k = record(f"Kcur_pos-{i}", ops.rope(k, cos, sin, layer.rope.pairing))
-            cache.write(i, k, v)
-            keys, values = cache.contents(i, start + len(tokens))
-            mixed = attention_module.attention(
-                q, keys, values, start, layer.window, spec.attention_scale
-            )
-            record(f"kqv_out-{i}", mixed)
-            out = record(f"attn_out-{i}", project(mixed, w["attn_output"]))
+            normed = record(f"attn_norm-{i}", self._norm(x, w["attn_norm"]))
+            if layer.delta_net is None:
+                out = self._attention(chunk, layer, normed)
+            else:
+                out = self._delta_net(chunk, layer, normed)
             if spec.post_norms:
-                out = record(f"attn_post_norm-{i}", norm(out, w["post_attention_norm"]))
+                out = record(f"attn_post_norm-{i}", self._norm(out, w["post_attention_norm"]))
             x = record(f"ffn_inp-{i}", x + out)
 
-            normed = record(f"ffn_norm-{i}", norm(x, w["ffn_norm"]))
-            gate = record(f"ffn_gate-{i}", project(normed, w["ffn_gate"]))
-            up = record(f"ffn_up-{i}", project(normed, w["ffn_up"]))
-            inner = record(f"ffn_act-{i}", ops.gated(gate, up, spec.activation))
-            out = record(f"ffn_out-{i}", project(inner, w["ffn_down"]))
+            out = self._feed_forward(chunk, layer, x)
             if spec.post_norms:
-                out = record(f"ffn_post_norm-{i}", norm(out, w["post_ffw_norm"]))
-            x = record(f"l_out-{i}", x + out)
+                out = record(f"ffn_post_norm-{i}", self._norm(out, w["post_ffw_norm"]))
+            x = x + out
+            if per_layer is not None:
+                x = record(f"ffn_sum-{i}", x)
+                x = x + self._per_layer_output(chunk, layer, x, per_layer[:, i])
+            if layer.output_scale:
+                x = x * self.dtype.type(w["layer_output_scale"].vector()[0])
+            record(f"l_out-{i}", x)
 
         cache.position += len(tokens)
         last = x[len(x) - want_rows :]
-        normed = record("result_norm", norm(last, weights.top["output_norm"]))
-        return record(LOGITS, project(normed, weights.lm_head))
+        normed = record("result_norm", self._norm(last, weights.top["output_norm"]))
+        logits = self._project(normed, weights.lm_head)
+        if "output.bias" in weights.top:
+            logits = logits + weights.top["output.bias"].vector().astype(self.dtype)
+        if spec.logit_softcap is not None:
+            logits = ops.soft_cap(logits, spec.logit_softcap)
+        return record(LOGITS, logits)
+
+    def _attention(self, chunk: _Chunk, layer: LayerSpec, normed: Array) -> Array:
+        """Softmax attention of one block up to its output projection, (T, E)."""
+        spec, cache, record = self.model.spec, self._cache, chunk.record
+        i, w = layer.index, self.model.weights.layers[layer.index]
+        heads = (chunk.count, layer.head_count, layer.head_size)
+        kv_heads = (chunk.count, layer.head_count_kv, layer.head_size)
+        factors = self._rope_factors(layer)
+        cos, sin = ops.rope_tables(
+            layer.rope.frequencies(factors), chunk.positions, layer.rope.magnitude
+        )
+
+        gate = None
+        q = self._biased(self._project(normed, w["attn_q"]), w.get("attn_q.bias"))
+        if spec.gated_attention:
+            both = q.reshape(chunk.count, layer.head_count, 2, layer.head_size)
+            q, gate = both[:, :, 0], record(f"gate-{i}", both[:, :, 1].reshape(chunk.count, -1))
+        q = record(f"Qcur-{i}", q.reshape(heads))
+        if layer.owns_kv:
+            k = self._biased(self._project(normed, w["attn_k"]), w.get("attn_k.bias"))
+            k = record(f"Kcur-{i}", k.reshape(kv_heads))
+            if layer.value_source == "key":
+                v = k
+            else:
+                v = self._biased(self._project(normed, w["attn_v"]), w.get("attn_v.bias"))
+            v = record(f"Vcur-{i}", v.reshape(kv_heads))
+        if spec.qk_norm:
+            q = record(f"Qcur_normed-{i}", self._norm(q, w["attn_q_norm"]))
+        q = record(f"Qcur_pos-{i}", ops.rope(q, cos, sin, layer.rope.pairing))
+        if layer.owns_kv:
+            if spec.qk_norm:
+                k = record(f"Kcur_normed-{i}", self._norm(k, w["attn_k_norm"]))
+            k = record(f"Kcur_pos-{i}", ops.rope(k, cos, sin, layer.rope.pairing))
+            if spec.value_norm:
+                v = record(f"Vcur_normed-{i}", ops.rms_norm(v, None, spec.rms_epsilon))
+            cache.write(i, k, v)
+        keys, values = cache.contents(layer.kv_layer, cache.position + chunk.count)
+        mixed = attention_module.attention(
+            q, keys, values, cache.position, layer.window, spec.attention_scale
+        )
+        record(f"kqv_out-{i}", mixed)
+        if gate is not None:
+            mixed = record(f"attn_gated-{i}", mixed * ops.sigmoid(gate))
+        return record(f"attn_out-{i}", self._project(mixed, w["attn_output"]))
+
+    def _delta_net(self, chunk: _Chunk, layer: LayerSpec, normed: Array) -> Array:
+        """Gated delta net of one block up to its output projection, (T, E)."""
+        net, state, record = layer.delta_net, self._states[layer.index], chunk.record
+        assert net is not None
+        i, w = layer.index, self.model.weights.layers[layer.index]
+        epsilon, count, size = self.model.spec.rms_epsilon, chunk.count, net.state_size
+
+        qkv = record(f"linear_attn_qkv-{i}", self._project(normed, w["attn_qkv"]))
+        z = record(f"z-{i}", self._project(normed, w["attn_gate"]))
+        beta = record(f"beta-{i}", ops.sigmoid(self._project(normed, w["ssm_beta"])))
+        alpha = record(f"alpha-{i}", self._project(normed, w["ssm_alpha"]))
+        decay = delta_net.log_decay(alpha, w["ssm_dt.bias"].vector(), w["ssm_a"].vector())
+        record(f"log_decay-{i}", decay)
+        mixed = delta_net.convolve(qkv, w["ssm_conv1d"].vector(), state)
+        record(f"conv_output_silu-{i}", mixed)
+        q, k, v = np.split(mixed, (net.key_length, 2 * net.key_length), axis=-1)
+        q = delta_net.unit_heads(q.reshape(count, net.key_heads, size), epsilon)
+        k = delta_net.unit_heads(k.reshape(count, net.key_heads, size), epsilon)
+        q = record(f"q_conv-{i}", q / np.sqrt(self.dtype.type(size)))
+        record(f"k_conv-{i}", k)
+        # Value head h reads key head h mod NK: the key heads are tiled, not grouped.
+        tiled = np.arange(net.value_heads) % net.key_heads
+        out = delta_net.step_form(
+            q[:, tiled],
+            k[:, tiled],
+            v.reshape(count, net.value_heads, size),
+            decay,
+            beta,
+            state,
+        )
+        record(f"delta_out-{i}", out)
+        out = self._norm(out, w["ssm_norm"]) * ops.silu(z).reshape(out.shape)
+        out = record(f"delta_gated-{i}", out.reshape(count, net.value_length))
+        return record(f"attn_out-{i}", self._project(out, w["ssm_out"]))
+
+    def _feed_forward(self, chunk: _Chunk, layer: LayerSpec, x: Array) -> Array:
+        """The dense block, the routed experts, or both, (T, E); `x` is the residual stream."""
+        i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
+        norm = w[ARCHITECTURES[self.model.spec.architecture].pre_ffn_norm]
+        normed = record(f"ffn_norm-{i}", self._norm(x, norm))
+        if layer.experts is None:
+            return record(f"ffn_out-{i}", self._gated_block(chunk, layer, normed, ""))
+        if layer.experts.router == "plain":
+            out = self._experts(chunk, layer, normed, normed)
+            if layer.experts.shared_length is not None:
+                shared = self._gated_block(chunk, layer, normed, "_shexp")
+                open_ = ops.sigmoid(normed @ w["ffn_gate_inp_shexp"].vector().astype(x.dtype))
+                out = out + record(f"ffn_shexp_gated-{i}", shared * open_[:, None])
+            return record(f"ffn_out-{i}", out)
+        # Gemma 4: the router reads the unweighted norm of the residual stream, scaled; the experts
+        # read a norm of their own; dense and routed results get a norm each and are added.
+        dense = record(f"ffn_mlp-{i}", self._gated_block(chunk, layer, normed, ""))
+        dense = record(f"ffn_mlp_normed-{i}", self._norm(dense, w["post_ffw_norm_1"]))
+        scale = w["ffn_gate_inp.scale"].vector().astype(x.dtype)
+        root = np.sqrt(x.dtype.type(self.model.spec.embedding_length))
+        router_input = ops.rms_norm(x, None, self.model.spec.rms_epsilon) / root * scale
+        record(f"ffn_moe_router-{i}", router_input)
+        expert_input = record(f"ffn_norm_2-{i}", self._norm(x, w["pre_ffw_norm_2"]))
+        routed = self._experts(chunk, layer, router_input, expert_input)
+        routed = record(f"ffn_moe_normed-{i}", self._norm(routed, w["post_ffw_norm_2"]))
+        return record(f"ffn_out-{i}", dense + routed)
+
+    def _experts(
+        self, chunk: _Chunk, layer: LayerSpec, router_input: Array, expert_input: Array
+    ) -> Array:
+        i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
+        assert layer.experts is not None
+        routing = moe.route(self._project(router_input, w["ffn_gate_inp"]), layer.experts.used)
+        record(f"ffn_moe_logits-{i}", routing.logits)
+        record(f"ffn_moe_topk-{i}", routing.experts)
+        record(f"ffn_moe_weights-{i}", routing.weights)
+
+        def expert(e: int) -> tuple[Array, Array, Array]:
+            gate, up, down = (
+                self._dense_expert(w[f"ffn_{part}_exps"], e) for part in ("gate", "up", "down")
+            )
+            return gate, up, down
+
+        scales = w["ffn_down_exps.scale"].vector() if "ffn_down_exps.scale" in w else None
+        activation = self.model.spec.activation
+        out = moe.routed_sum(expert_input, routing, expert, activation, scales)
+        return record(f"ffn_moe_out-{i}", out)
+
+    def _gated_block(self, chunk: _Chunk, layer: LayerSpec, normed: Array, suffix: str) -> Array:
+        """Gate, up, activation and down of a dense (suffix "") or shared ("_shexp") block."""
+        i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
+        gate = record(f"ffn_gate{suffix}-{i}", self._project(normed, w[f"ffn_gate{suffix}"]))
+        up = record(f"ffn_up{suffix}-{i}", self._project(normed, w[f"ffn_up{suffix}"]))
+        inner = ops.gated(gate, up, self.model.spec.activation)
+        record(f"ffn_act{suffix}-{i}", inner)
+        out = self._project(inner, w[f"ffn_down{suffix}"])
+        return record(f"ffn_shexp-{i}", out) if suffix else out
+
+    def _per_layer_inputs(self, chunk: _Chunk, x: Array) -> Array:
+        """Gemma's per-layer inputs, (T, layers, P), from the embedding and a second table."""
+        spec, top = self.model.spec, self.model.weights.top
+        shape = (chunk.count, spec.layer_count, spec.per_layer_length)
+        root = self.dtype.type(np.sqrt(spec.embedding_length))
+        projected = self._project(x, top["per_layer_model_proj"]) / root
+        projected = self._norm(projected.reshape(shape), top["per_layer_proj_norm"])
+        scale = self.dtype.type(np.sqrt(spec.per_layer_length))
+        table = self._embed(top["per_layer_token_embd"], chunk.tokens) * scale
+        mixed = (projected + table.reshape(shape)) / np.sqrt(self.dtype.type(2))
+        return chunk.record("inp_per_layer", mixed)
+
+    def _per_layer_output(
+        self, chunk: _Chunk, layer: LayerSpec, x: Array, per_layer: Array
+    ) -> Array:
+        i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
+        gate = record(f"per_layer_gate-{i}", self._project(x, w["inp_gate"]))
+        mixed = record(f"per_layer_act-{i}", ops.gated(gate, per_layer, "gelu_tanh"))
+        projected = record(f"per_layer_proj-{i}", self._project(mixed, w["proj"]))
+        return record(f"per_layer_out-{i}", self._norm(projected, w["post_norm"]))
+
+    # --- weights ------------------------------------------------------------------------------
+
+    def _norm(self, x: Array, tensor: Tensor) -> Array:
+        return ops.rms_norm(x, tensor.vector(), self.model.spec.rms_epsilon)
+
+    def _project(self, x: Array, tensor: Tensor) -> Array:
+        return ops.linear(x, self._dense_weight(tensor))
+
+    def _biased(self, x: Array, bias: Tensor | None) -> Array:
+        return x if bias is None else x + bias.vector().astype(self.dtype)
+
+    def _embed(self, table: Tensor, tokens: tuple[int, ...]) -> Array:
+        """Rows of an embedding table, (T, columns), in this reference's dtype."""
+        return dequantise(table.format, table.raw[list(tokens)], np.float32).astype(self.dtype)
+
+    def _rope_factors(self, layer: LayerSpec) -> NDArray[np.float32] | None:
+        """`rope_freqs` applies to layers that do not slide."""
+        factors = self.model.weights.top.get("rope_freqs")
+        return None if factors is None or layer.window is not None else factors.vector()
+
+    def _dense_weight(self, tensor: Tensor) -> NDArray[np.float32]:
+        return self._dense_rows(tensor.name, tensor, tensor.raw)
+
+    def _dense_expert(self, tensor: Tensor, expert: int) -> NDArray[np.float32]:
+        return self._dense_rows(f"{tensor.name}[{expert}]", tensor, tensor.raw[expert])
+
+    def _dense_rows(self, name: str, tensor: Tensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if name not in self._dense:
+            self._dense[name] = dequantise(tensor.format, raw, np.float32)
+        return self._dense[name]

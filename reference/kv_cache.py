@@ -31,12 +31,16 @@ class KVCache:
         self.position = 0
         type_k = storage_type("kv-type-k", kv_type_k)
         type_v = storage_type("kv-type-v", kv_type_v)
-        shapes = [(layer.head_count_kv, layer.head_size) for layer in spec.layers]
-        self._keys = [np.zeros((0, *shape), dtype=type_k) for shape in shapes]
-        self._values = [np.zeros((0, *shape), dtype=type_v) for shape in shapes]
+        shapes = {
+            layer.index: (layer.head_count_kv, layer.head_size)
+            for layer in spec.layers
+            if layer.owns_kv
+        }
+        self._keys = {i: np.zeros((0, *shape), dtype=type_k) for i, shape in shapes.items()}
+        self._values = {i: np.zeros((0, *shape), dtype=type_v) for i, shape in shapes.items()}
 
     def write(self, layer: int, k: NDArray[Any], v: NDArray[Any]) -> None:
-        """Stores (T, KVH, D) keys and values at positions position.. of one layer."""
+        """Stores (T, KVH, D) keys and values at positions position.. of a layer that owns some."""
         end = self.position + len(k)
         if end > self.context_length:
             raise InputError(

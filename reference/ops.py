@@ -18,12 +18,16 @@ Array = NDArray[Any]
 _WIDEN_ELEMENTS = 1 << 22
 
 
-def rms_norm(x: Array, weight: Array, epsilon: float) -> Array:
-    """(..., n) -> (..., n): x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019)."""
-    _require(x.shape[-1:] == weight.shape, "rms_norm", "weight", weight.shape, x.shape[-1:])
+def rms_norm(x: Array, weight: Array | None, epsilon: float) -> Array:
+    """(..., n) -> (..., n): x / sqrt(mean(x^2) + epsilon) * weight (Zhang and Sennrich 2019).
+
+    `weight` None is a weight of ones.
+    """
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=x.dtype)
-    scale = 1 / np.sqrt(mean_square + x.dtype.type(epsilon))
-    y: Array = x * scale * weight.astype(x.dtype, copy=False)
+    y: Array = x * (1 / np.sqrt(mean_square + x.dtype.type(epsilon)))
+    if weight is not None:
+        _require(x.shape[-1:] == weight.shape, "rms_norm", "weight", weight.shape, x.shape[-1:])
+        y = y * weight.astype(x.dtype, copy=False)
     return y
 
 
@@ -39,10 +43,12 @@ def linear(x: Array, weight: Array) -> Array:
     return y
 
 
-def rope_tables(frequencies: NDArray[np.float64], positions: Array) -> tuple[Array, Array]:
-    """cos and sin of position * frequency, float64, each (T, n/2)."""
+def rope_tables(
+    frequencies: NDArray[np.float64], positions: Array, magnitude: float = 1.0
+) -> tuple[Array, Array]:
+    """cos and sin of position * frequency, times `magnitude`; float64, each (T, n/2)."""
     angle = positions.astype(np.float64)[:, None] * frequencies[None, :]
-    return np.cos(angle), np.sin(angle)
+    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
 
 
 def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
@@ -67,10 +73,23 @@ def gated(gate: Array, up: Array, activation: Activation) -> Array:
     return (silu(gate) if activation == "silu" else gelu_tanh(gate)) * up
 
 
-def silu(x: Array) -> Array:
-    """x * sigmoid(x), written so that exp never overflows."""
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x), written so that exp never overflows."""
     decayed = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1 / (1 + decayed), decayed / (1 + decayed))
+    y: Array = np.where(x >= 0, 1 / (1 + decayed), decayed / (1 + decayed))
+    return y
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
+
+
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap): keeps values inside (-cap, cap)."""
+    bound = x.dtype.type(cap)
+    y: Array = bound * np.tanh(x / bound)
+    return y
 
 
 def gelu_tanh(x: Array) -> Array:

@@ -3,7 +3,7 @@
 No arithmetic on activations lives here; this is the only part of `reference` that the engine may
 import.
 
-    gguf.py -> GGUFFile    spec_reader.py -> ModelSpec    weights.py -> Weights    load_model -> Model
+    gguf.py -> GGUFFile   spec_reader.py -> ModelSpec   weights.py -> Weights   load_model -> Model
 """
 
 from dataclasses import dataclass

@@ -185,7 +185,7 @@ class _Reader:
         return named or [(i + 1) % interval != 0 for i in range(self._layers)]
 
     def _kv_layers(self, slides: list[bool]) -> list[int]:
-        """Whose cache each layer reads: the last layers share that of the last own one of a kind."""
+        """Whose cache each layer reads: shared ones that of the last own layer of their kind."""
         shared = self._gemma4_count("attention.shared_kv_layers")
         own = self._layers - shared
         if own < 1:

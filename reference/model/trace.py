@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reference.model.cache import atomic_write
 from reference.model.errors import InputError
-from reference.model.spec import LayerSpec, ModelSpec
+from reference.model.spec import DeltaNetSpec, LayerSpec, ModelSpec
 
 LOGITS = "result_output"
 _RESERVED = ("tokens", "logits", "meta")
@@ -34,22 +34,75 @@ class TracePoint:
     shape: tuple[int, ...]
 
 
-def _layer_points(spec: ModelSpec, layer: LayerSpec) -> list[tuple[str, tuple[int, ...]]]:
-    width = (spec.embedding_length,)
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def _attention_points(spec: ModelSpec, layer: LayerSpec) -> Shapes:
     queries = (layer.head_count, layer.head_size)
     keys = (layer.head_count_kv, layer.head_size)
-    inner = (layer.feed_forward_length,)
-    points = [("attn_norm", width), ("Qcur", queries), ("Kcur", keys), ("Vcur", keys)]
-    if spec.qk_norm:
-        points += [("Qcur_normed", queries), ("Kcur_normed", keys)]
-    points += [("Qcur_pos", queries), ("Kcur_pos", keys)]
-    points += [("kqv_out", (layer.head_count * layer.head_size,)), ("attn_out", width)]
-    if spec.post_norms:
-        points += [("attn_post_norm", width)]
-    points += [("ffn_inp", width), ("ffn_norm", width)]
-    points += [("ffn_gate", inner), ("ffn_up", inner), ("ffn_act", inner), ("ffn_out", width)]
-    if spec.post_norms:
-        points += [("ffn_post_norm", width)]
+    mixed = (layer.head_count * layer.head_size,)
+    points: Shapes = [("gate", mixed)] if spec.gated_attention else []
+    points += [("Qcur", queries)]
+    points += [("Kcur", keys), ("Vcur", keys)] if layer.owns_kv else []
+    points += [("Qcur_normed", queries)] if spec.qk_norm else []
+    points += [("Qcur_pos", queries)]
+    if layer.owns_kv:
+        points += [("Kcur_normed", keys)] if spec.qk_norm else []
+        points += [("Kcur_pos", keys)]
+        points += [("Vcur_normed", keys)] if spec.value_norm else []
+    points += [("kqv_out", mixed)]
+    return points + ([("attn_gated", mixed)] if spec.gated_attention else [])
+
+
+def _delta_net_points(net: DeltaNetSpec) -> Shapes:
+    heads, value = (net.value_heads,), (net.value_length,)
+    keys = (net.key_heads, net.state_size)
+    return [
+        *(("linear_attn_qkv", (net.channels,)), ("z", value), ("beta", heads), ("alpha", heads)),
+        *(("log_decay", heads), ("conv_output_silu", (net.channels,))),
+        *(("q_conv", keys), ("k_conv", keys)),
+        *(("delta_out", (net.value_heads, net.state_size)), ("delta_gated", value)),
+    ]
+
+
+def _feed_forward_points(spec: ModelSpec, layer: LayerSpec) -> Shapes:
+    width, inner = (spec.embedding_length,), (layer.feed_forward_length,)
+    points: Shapes = [("ffn_norm", width)]
+    if layer.feed_forward_length:
+        points += [("ffn_gate", inner), ("ffn_up", inner), ("ffn_act", inner)]
+    experts = layer.experts
+    if experts is None:
+        return [*points, ("ffn_out", width)]
+    if experts.router == "scaled":
+        points += [("ffn_mlp", width), ("ffn_mlp_normed", width)]
+        points += [("ffn_moe_router", width), ("ffn_norm_2", width)]
+    used = (experts.used,)
+    points += [("ffn_moe_logits", (experts.count,))]
+    points += [("ffn_moe_topk", used), ("ffn_moe_weights", used), ("ffn_moe_out", width)]
+    if experts.router == "scaled":
+        points += [("ffn_moe_normed", width)]
+    if experts.shared_length is not None:
+        inner = (experts.shared_length,)
+        points += [("ffn_gate_shexp", inner), ("ffn_up_shexp", inner), ("ffn_act_shexp", inner)]
+        points += [("ffn_shexp", width), ("ffn_shexp_gated", width)]
+    return [*points, ("ffn_out", width)]
+
+
+def _layer_points(spec: ModelSpec, layer: LayerSpec) -> Shapes:
+    width, per_layer = (spec.embedding_length,), (spec.per_layer_length,)
+    points: Shapes = [("attn_norm", width)]
+    if layer.delta_net is None:
+        points += _attention_points(spec, layer)
+    else:
+        points += _delta_net_points(layer.delta_net)
+    points += [("attn_out", width)]
+    points += [("attn_post_norm", width)] if spec.post_norms else []
+    points += [("ffn_inp", width), *_feed_forward_points(spec, layer)]
+    points += [("ffn_post_norm", width)] if spec.post_norms else []
+    if spec.per_layer_length:
+        points += [("ffn_sum", width), ("per_layer_gate", per_layer)]
+        points += [("per_layer_act", per_layer), ("per_layer_proj", width)]
+        points += [("per_layer_out", width)]
     return [*points, ("l_out", width)]
 
 
@@ -57,6 +110,9 @@ def trace_points(spec: ModelSpec) -> tuple[TracePoint, ...]:
     """Every point of a full trace, in the order in which the forward pass makes them."""
     width = (spec.embedding_length,)
     points = [TracePoint("inp_embd", "inp_embd", None, width)]
+    if spec.per_layer_length:
+        shape = (spec.layer_count, spec.per_layer_length)
+        points.append(TracePoint("inp_per_layer", "inp_per_layer", None, shape))
     for layer in spec.layers:
         points += [
             TracePoint(f"{stem}-{layer.index}", stem, layer.index, shape)
