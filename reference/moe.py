@@ -62,7 +62,7 @@ def routed_sum(
         if scales is not None:
             out = out * scales[e].astype(x.dtype)
         parts[place, token] = out * routing.weights[token, place, None]
-    total = parts[0]
+    total: Array = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
