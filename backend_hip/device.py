@@ -101,6 +101,10 @@ class Buffer(DeviceMemory):
                 self.address + offset_nbytes, 0xFF, self.nbytes - offset_nbytes
             )
 
+    def clear(self) -> None:
+        """Fills the buffer with zero bytes."""
+        self._device.stream.fill(self.address, 0, self.nbytes)
+
     def free(self) -> None:
         if self._pointer is not None:
             check(hip.hipFree(self._pointer), f"hipFree({self.name})")

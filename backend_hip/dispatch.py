@@ -42,15 +42,18 @@ class Kernels:
         self._modules: list[Module] = []
         self._kernels: dict[Key, Kernel] = {}
         rows = [registry.find(*key) for key in keys]
-        sources = {row.key: source_of(row, parameters) for row in rows}
+        sources = {
+            key: source_of(row, parameters, _size(key)) for key, row in zip(keys, rows, strict=True)
+        }
         code = build(device, list(sources.values()), progress=progress)
         loaded: dict[KernelSource, Module] = {}
-        for row in rows:
-            source = sources[row.key]
+        for key, row in zip(keys, rows, strict=True):
+            source = sources[key]
             if source not in loaded:
                 loaded[source] = Module(code[source], source.name)
                 self._modules.append(loaded[source])
-            self._kernels[row.key] = Kernel(loaded[source], row.entry, row.signature, row.block)
+            block = row.block or _size(key)
+            self._kernels[key] = Kernel(loaded[source], row.entry, row.signature, block)
 
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
@@ -86,8 +89,18 @@ class Kernels:
             self._modules.pop().unload()
 
 
-def source_of(row: KernelRow, parameters: Mapping[str, int]) -> KernelSource:
-    """What to compile for a row; `parameters` supplies the defines that depend on the engine."""
-    sizes = (("SIMT_BLOCK", row.block), ("SIMT_WAVE", WAVE))
+def source_of(row: KernelRow, parameters: Mapping[str, int], size: int = 0) -> KernelSource:
+    """What to compile for a row.
+
+    `parameters` supplies the defines that depend on the engine, `size` the row's sized define.
+    """
+    sizes = (("SIMT_BLOCK", row.block or size), ("SIMT_WAVE", WAVE))
     chosen = tuple((name, parameters[name]) for name in row.parameters)
+    if row.sized:
+        chosen += ((row.sized, size),)
     return KernelSource(row.file, (*sizes, *row.defines, *chosen))
+
+
+def _size(key: Key) -> int:
+    """The size in a key's variant, as 128 in "f16,f16@128"; 0 where there is none."""
+    return int(key[1].partition("@")[2] or 0)

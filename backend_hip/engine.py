@@ -1,4 +1,4 @@
-"""The engine: the forward pass on the device, in the same order as reference/forward.py.
+"""The engine: one sequence on one device, in two prefill modes and decode.
 
 Two prefill modes give the same answer. `prefill_per_token` replays the decode graph once per prompt
 token; `prefill_batched` sends a chunk of tokens through the batched products in one flow. The host
@@ -6,26 +6,27 @@ owns the position: every flow copies it to the device with its tokens, inside th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_hip import ops
+from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
 from backend_hip.dispatch import CountedGraph, Kernels
-from backend_hip.ops import Flow, Values
+from backend_hip.forward import Forward
+from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult
 from backend_hip.sampler import SamplerTail
-from backend_hip.state import DeviceCache, RopeTables, Scratch, StepInput
+from backend_hip.scratch import Scratch
+from backend_hip.state import DeviceCache, StepInput
 from backend_hip.switch import BatchedPrefill
 from backend_hip.weights import DeviceWeights
 from reference.model import Model, check_tokens
 from reference.model.errors import DeviceError, InputError, Unsupported
-from reference.model.trace import LOGITS, Trace
+from reference.model.trace import Trace
 
 DEFAULT_MAX_COLS = 40
 DEFAULT_CONTEXT = 4096  # positions, where the model allows more; bounds the cache's memory
@@ -75,32 +76,28 @@ class Engine:
                 raise Unsupported(f"engine: {name} is {kind}; supported: {', '.join(KV_TYPES)}")
         if batched_prefill == "validate" and judge is None:
             raise InputError("engine: batched prefill is validate, expected a judge beside it")
-        head_sizes = {layer.head_size for layer in spec.layers}
-        if len(head_sizes) > 1:
-            raise Unsupported(f"engine: head sizes are {sorted(head_sizes)}; supported: one size")
 
         self.model, self.device, self.path = model, device, path
         self.max_cols, self.chunk = max_cols, min(chunk, context)
         self.batched_prefill = batched_prefill
         self.validation: Any = None  # the judge's word on the last prefill under "validate"
         self._judge = judge
-        self._kv_types = f"{kv_type_k},{kv_type_v}"
         self._position = 0
         self._stamp = 0
         self._graphs: dict[bool, CountedGraph] = {}
 
+        kv_types = f"{kv_type_k},{kv_type_v}"
         keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v)
-        parameters = {"MAX_COLS": max_cols, "HEAD_SIZE": head_sizes.pop()}
+        parameters = {"MAX_COLS": max_cols}
         self.kernels = Kernels(device, registry, keys, parameters, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
-        factors = model.weights.top.get("rope_freqs")
-        self._tables = RopeTables(
-            spec, device, None if factors is None else factors.vector(), context
-        )
         self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context)
         self._scratch = Scratch(spec, device, self.chunk)
         self._step = StepInput(device, self.chunk)
         self._tail = SamplerTail(device)
+        self._pass = Forward(
+            model, device, self.weights, self._cache, self._scratch, self._tail, kv_types
+        )
 
     # --- what callers use ---------------------------------------------------------------------
 
@@ -126,17 +123,14 @@ class Engine:
             return self.prefill_per_token(tokens)
         if self.batched_prefill == "on":
             return self.prefill_batched(tokens)
-        start = self._position
+        start, states = self._position, self._recurrent_contents()
         per_token = self.prefill_per_token(tokens)
-        expected = [self.kv_contents(layer.index) for layer in self.model.spec.layers]
+        expected = self._contents()
         self._rewind(start)
+        for layer, (memory, tail) in states.items():
+            self._pass.states[layer].restore(memory, tail)
         batched = self.prefill_batched(tokens)
-        got = [self.kv_contents(layer.index) for layer in self.model.spec.layers]
-        equal = all(
-            a.tobytes() == b.tobytes()
-            for want, have in zip(expected, got, strict=True)
-            for a, b in zip(want, have, strict=True)
-        )
+        equal = expected == self._contents()
         assert self._judge is not None
         self.validation = self._judge(PrefillPair(per_token, batched, equal))
         return batched
@@ -159,7 +153,7 @@ class Engine:
                 self.kernels.replay(self._graph(with_tail=want))
             else:
                 self._step.queue_copy(1)
-                self._forward(self._flow(1, batched=False), int(want), trace)
+                self._pass.run(self._flow(1, batched=False), int(want), trace)
             self._position += 1
             if want:
                 rows.append(self._scratch.logits.download(1))
@@ -183,7 +177,7 @@ class Engine:
             want = len(part) if logits == "all" else int(last)
             self._write_step(part)
             self._step.queue_copy(len(part))
-            result = self._forward(self._flow(len(part), batched=True), want, trace)
+            result = self._pass.run(self._flow(len(part), batched=True), want, trace)
             self._position += len(part)
             if want:
                 rows.append(result.download(want))
@@ -214,13 +208,17 @@ class Engine:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""
         return self._cache.contents(layer, self._position)
 
+    def recurrent_state(self, layer: int) -> RecurrentState:
+        """The state of a delta net layer; its arrays are read from the device when asked for."""
+        return self._pass.states[layer]
+
     def close(self) -> None:
         """Frees all device memory. The engine can't be used afterwards."""
         self.device.stream.synchronise()
         for graph in self._graphs.values():
             graph.free()
         self._graphs.clear()
-        for owner in (self._tail, self._step, self._scratch, self._cache, self._tables):
+        for owner in (self._pass, self._tail, self._step, self._scratch, self._cache):
             owner.free()
         self.weights.free()
         self.kernels.unload()
@@ -237,87 +235,6 @@ class Engine:
         # After a device error freeing fails too and would hide the error that matters.
         if not isinstance(error, DeviceError):
             self.close()
-
-    # --- the forward pass ---------------------------------------------------------------------
-
-    def _forward(self, flow: Flow, want_rows: int, trace: Trace | None) -> Values:
-        """Queues one flow through the model; logits of its last `want_rows` tokens and the tail."""
-        spec, weights, cache, s = self.model.spec, self.weights, self._cache, self._scratch
-        epsilon, kv_types = spec.rms_epsilon, self._kv_types
-
-        def record(name: str, values: Values, *shape: int, rows: int = flow.tokens) -> None:
-            if trace is not None:
-                trace.record(name, values.download(rows, *shape))
-
-        ops.embed(flow, weights.top["token_embd"], s.x, spec.embedding_scale)
-        record("inp_embd", s.x)
-
-        for layer in spec.layers:
-            i, w = layer.index, weights.layers[layer.index]
-            heads = (layer.head_count, layer.head_size)
-            kv_heads = (layer.head_count_kv, layer.head_size)
-
-            ops.rms_norm(flow, s.x, w["attn_norm"], s.normed, epsilon)
-            record(f"attn_norm-{i}", s.normed)
-            ops.linear(flow, s.normed, w["attn_q"], s.q)
-            record(f"Qcur-{i}", s.q, *heads)
-            ops.linear(flow, s.normed, w["attn_k"], s.k)
-            record(f"Kcur-{i}", s.k, *kv_heads)
-            ops.linear(flow, s.normed, w["attn_v"], s.v)
-            record(f"Vcur-{i}", s.v, *kv_heads)
-            if spec.qk_norm:
-                ops.rms_norm(flow, s.q, w["attn_q_norm"], s.q, epsilon)
-                record(f"Qcur_normed-{i}", s.q, *heads)
-                ops.rms_norm(flow, s.k, w["attn_k_norm"], s.k, epsilon)
-                record(f"Kcur_normed-{i}", s.k, *kv_heads)
-            cosine, sine = self._tables[layer.rope]
-            ops.rope(flow, s.q, cosine, sine, layer, layer.rope.pairing)
-            record(f"Qcur_pos-{i}", s.q, *heads)
-            ops.rope(flow, s.k, cosine, sine, layer, layer.rope.pairing)
-            record(f"Kcur_pos-{i}", s.k, *kv_heads)
-            keys, values = cache.keys[i], cache.values[i]
-            ops.kv_write(flow, s.k, s.v, keys, values, kv_types)
-            ops.attention(flow, s.q, keys, values, s.mixed, layer, spec.attention_scale, kv_types)
-            record(f"kqv_out-{i}", s.mixed)
-            ops.linear(flow, s.mixed, w["attn_output"], s.out)
-            record(f"attn_out-{i}", s.out)
-            if spec.post_norms:
-                ops.rms_norm(flow, s.out, w["post_attention_norm"], s.out, epsilon)
-                record(f"attn_post_norm-{i}", s.out)
-
-            ops.add_rms_norm(flow, s.x, s.out, w["ffn_norm"], s.normed, epsilon)
-            record(f"ffn_inp-{i}", s.x)
-            record(f"ffn_norm-{i}", s.normed)
-            ops.linear(flow, s.normed, w["ffn_gate"], s.gate)
-            record(f"ffn_gate-{i}", s.gate)
-            ops.linear(flow, s.normed, w["ffn_up"], s.up)
-            record(f"ffn_up-{i}", s.up)
-            ops.gated(flow, s.gate, s.up, s.gate, spec.activation)
-            record(f"ffn_act-{i}", s.gate)
-            ops.linear(flow, s.gate, w["ffn_down"], s.out)
-            record(f"ffn_out-{i}", s.out)
-            if spec.post_norms:
-                ops.rms_norm(flow, s.out, w["post_ffw_norm"], s.out, epsilon)
-                record(f"ffn_post_norm-{i}", s.out)
-            ops.add(flow, s.x, s.out)
-            record(f"l_out-{i}", s.x)
-
-        if not want_rows:
-            return s.logits
-        last = replace(flow, tokens=want_rows)
-        logits = s.logits if want_rows == 1 else s.all_logits()
-        ops.rms_norm(
-            last,
-            s.x.from_row(flow.tokens - want_rows),
-            weights.top["output_norm"],
-            s.normed,
-            epsilon,
-        )
-        record("result_norm", s.normed, rows=want_rows)
-        ops.linear(last, s.normed, weights.lm_head, logits)
-        record(LOGITS, logits, rows=want_rows)
-        self._tail.queue(flow, logits.row(want_rows - 1), spec.vocab_size)
-        return logits
 
     # --- bookkeeping --------------------------------------------------------------------------
 
@@ -344,13 +261,30 @@ class Engine:
         if with_tail not in self._graphs:
             with self.kernels.capture() as captured:
                 self._step.queue_copy(1)
-                self._forward(self._flow(1, batched=False), int(with_tail), None)
+                self._pass.run(self._flow(1, batched=False), int(with_tail), None)
             self._graphs[with_tail] = captured[0]
         return self._graphs[with_tail]
 
     def _rewind(self, position: int) -> None:
+        """Back to `position` of the cache; recurrent states can only go back to their start."""
         self._cache.poison(position)
+        for state in self._pass.states.values():
+            state.reset()
         self._position = position
+
+    def _recurrent_contents(self) -> dict[int, tuple[NDArray[Any], NDArray[Any]]]:
+        return {layer: (state.memory, state.tail) for layer, state in self._pass.states.items()}
+
+    def _contents(self) -> list[bytes]:
+        """All that the sequence has left behind, as bytes: KV of each layer, recurrent states."""
+        kv = [
+            array.tobytes()
+            for layer in self.model.spec.layers
+            if layer.owns_kv
+            for array in self.kv_contents(layer.index)
+        ]
+        states = self._recurrent_contents().values()
+        return [*kv, *(array.tobytes() for pair in states for array in pair)]
 
     def _result(
         self,

@@ -32,6 +32,12 @@ class Values:
     def row(self, index: int) -> DevicePointer:
         return self.buffer.at((self.first + index) * self.width * 4)
 
+    def of_width(self, width: int) -> "Values":
+        """The same memory as rows of `width`, for a layer that is narrower than the widest."""
+        if width > self.width or self.first:
+            raise ValueError(f"values: width {width} does not fit in {self.width}")
+        return Values(self.buffer, width, self.rows)
+
     def from_row(self, first: int) -> "Values":
         """The rows from `first` on, as a view."""
         return Values(self.buffer, self.width, self.rows - first, self.first + first)
@@ -62,12 +68,12 @@ class Flow:
     max_cols: int
 
 
-def embed(flow: Flow, table: DeviceTensor, x: Values, scale: float) -> None:
-    """x[t] = scale * table[token t]."""
+def embed(flow: Flow, table: DeviceTensor, x: Values, factor: float) -> None:
+    """x[t] = factor * table[token t]."""
     _require("embed", "x", x.width, table.shape[1])
     key = ("embed", table.format, "any")
     grid = (_blocks(_blocks(x.width, 8), flow.kernels.block(key)), flow.tokens)
-    flow.kernels.launch(key, grid, table.buffer, flow.step, x.pointer, x.width, scale)
+    flow.kernels.launch(key, grid, table.buffer, flow.step, x.pointer, x.width, factor)
 
 
 def rms_norm(flow: Flow, x: Values, weight: DeviceTensor, y: Values, epsilon: float) -> None:
@@ -96,13 +102,60 @@ def add_rms_norm(
     )
 
 
+def _elementwise(flow: Flow, op: str, x: Values, *arguments: object, rows: int = 0) -> None:
+    """Launches an entry of arithmetic.hip over all of x, which is its first argument."""
+    count = (rows or flow.tokens) * x.width
+    key = (op, "", "any")
+    grid = (_blocks(count, flow.kernels.block(key)), 1)
+    flow.kernels.launch(key, grid, x.pointer, *arguments)
+
+
 def add(flow: Flow, x: Values, out: Values) -> None:
     """x = x + out."""
     _require("add", "out", out.width, x.width)
-    key = ("add", "", "any")
+    _elementwise(flow, "add", x, out.pointer, x.pointer, flow.tokens * x.width)
+
+
+def add_bias(flow: Flow, x: Values, bias: DeviceTensor) -> None:
+    """x = x + bias, row by row."""
+    _require("add_bias", bias.name, bias.shape[0], x.width)
+    _elementwise(flow, "add_bias", x, bias.buffer, flow.tokens * x.width, x.width)
+
+
+def add_scaled(flow: Flow, x: Values, other: Values, factor: float) -> None:
+    """x = (x + other) * factor."""
+    _require("add_scaled", "other", other.width, x.width)
     count = flow.tokens * x.width
+    _elementwise(flow, "add_scaled", x, other.pointer, x.pointer, factor, count)
+
+
+def scale(flow: Flow, x: Values, factor: float) -> None:
+    """x = x * factor."""
+    _elementwise(flow, "scale", x, factor, flow.tokens * x.width)
+
+
+def soft_cap(flow: Flow, x: Values, cap: float) -> None:
+    """x = cap * tanh(x / cap)."""
+    _elementwise(flow, "soft_cap", x, cap, flow.tokens * x.width)
+
+
+def sigmoid_gated(flow: Flow, x: Values, gate: Values) -> None:
+    """x = x * sigmoid(gate), with one gate per element or one per row."""
+    count = flow.tokens * x.width
+    if gate.width == 1:
+        _elementwise(flow, "sigmoid_gated_rows", x, gate.pointer, count, x.width)
+        return
+    _require("sigmoid_gated", "gate", gate.width, x.width)
+    _elementwise(flow, "sigmoid_gated", x, gate.pointer, count)
+
+
+def split_gate(flow: Flow, both: Values, q: Values, gate: Values, head_size: int) -> None:
+    """Heads of [query, gate] apart."""
+    _require("split_gate", "both", both.width, q.width + gate.width)
+    key = ("split_gate", "", "any")
+    count = flow.tokens * q.width
     grid = (_blocks(count, flow.kernels.block(key)), 1)
-    flow.kernels.launch(key, grid, x.pointer, out.pointer, x.pointer, count)
+    flow.kernels.launch(key, grid, both.pointer, q.pointer, gate.pointer, count, head_size)
 
 
 def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
@@ -160,7 +213,7 @@ def attention(
     _require("attention", "q", q.width, layer.head_count * layer.head_size)
     _require("attention", "out", out.width, q.width)
     flow.kernels.launch(
-        ("attention", kv_types, "any"),
+        ("attention", f"{kv_types}@{layer.head_size}", "any"),
         (layer.head_count, flow.tokens),
         *(q.pointer, keys, values, out.pointer, flow.step),
         *(layer.head_count_kv, layer.window or 0, scale),
@@ -174,6 +227,19 @@ def gated(flow: Flow, gate: Values, up: Values, inner: Values, activation: Activ
     count = flow.tokens * gate.width
     grid = (_blocks(count, flow.kernels.block(key)), 1)
     flow.kernels.launch(key, grid, gate.pointer, up.pointer, inner.pointer, count)
+
+
+def gated_layer(
+    flow: Flow, gate: Values, per_layer: Values, layer: int, activation: Activation
+) -> None:
+    """gate = activation(gate) * one layer's piece of per_layer, which is (tokens, layers * P)."""
+    key = ("gated_strided", activation, "any")
+    count = flow.tokens * gate.width
+    grid = (_blocks(count, flow.kernels.block(key)), 1)
+    piece = per_layer.buffer.at((per_layer.first * per_layer.width + layer * gate.width) * 4)
+    flow.kernels.launch(
+        key, grid, gate.pointer, piece, gate.pointer, count, gate.width, per_layer.width
+    )
 
 
 def argmax(flow: Flow, logits: DevicePointer, result: Buffer, count: int) -> None:

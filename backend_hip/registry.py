@@ -26,10 +26,12 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel variant. `parameters` names defines whose value the engine's shape supplies.
+    """One kernel variant.
 
-    `signature`: device.Kernel's letters. `block`: threads per block. `roundings`: what the kernel
-    rounds beyond float32 arithmetic; the tolerance table reads it.
+    `signature`: see launch_arguments.py. `block`: threads per block, 0 for one per element of the
+    sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
+    value stands in the key, as in "f16,f16@128", because layers differ in it. `roundings`: what
+    the kernel rounds beyond float32 arithmetic; the tolerance table reads it.
     """
 
     op: str
@@ -41,6 +43,7 @@ class KernelRow:
     block: int
     defines: tuple[tuple[str, int], ...] = ()
     parameters: tuple[str, ...] = ()
+    sized: str = ""
     roundings: tuple[str, ...] = ()
 
     @property
@@ -64,6 +67,19 @@ _MATRIX_FORMATS = (
 )
 
 
+# Entries of kernels/arithmetic.hip and their signatures.
+_ARITHMETIC = {
+    "add": "PPPi",
+    "add_bias": "PPii",
+    "add_scaled": "PPPfi",
+    "scale": "Pfi",
+    "soft_cap": "Pfi",
+    "sigmoid_gated": "PPi",
+    "sigmoid_gated_rows": "PPii",
+    "split_gate": "PPPii",
+}
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
         defines = _weight_defines(name)
@@ -81,6 +97,12 @@ def _rows() -> Iterable[KernelRow]:
             *("PPPiii", 64, defines),
             parameters=("MAX_COLS",),
         )
+        for entry, signature in (("matvec_expert", "PPPPiii"), ("matvec_experts", "PPPPPiii")):
+            yield KernelRow(
+                *(entry, name, "kparallel", "matvec_experts.hip", entry, signature, 4 * WAVE),
+                defines,
+                parameters=("MAX_COLS",),
+            )
     yield KernelRow("rms_norm", "", "any", "rms_norm.hip", "rms_norm", "PPPif", 128)
     yield KernelRow("add_rms_norm", "", "any", "rms_norm.hip", "add_rms_norm", "PPPPPif", 128)
     for pairing, code in (("norm", 0), ("neox", 1)):
@@ -98,15 +120,39 @@ def _rows() -> Iterable[KernelRow]:
             )
             yield KernelRow(
                 *("attention", variant, "any", "attention.hip", "attention", "PPPPPiif", WAVE),
-                *(types, ("HEAD_SIZE",)),
+                types,
+                sized="HEAD_SIZE",
                 roundings=rounded,
             )
     for activation, code in (("silu", 0), ("gelu_tanh", 1)):
+        defines = (("ACTIVATION", code),)
         yield KernelRow(
-            *("gated", activation, "any", "elementwise.hip", "gated", "PPPi", 128),
-            (("ACTIVATION", code),),
+            *("gated", activation, "any", "elementwise.hip", "gated", "PPPi", 128, defines)
         )
-    yield KernelRow("add", "", "any", "elementwise.hip", "add", "PPPi", 128, (("ACTIVATION", 0),))
+        yield KernelRow(
+            *("gated_strided", activation, "any", "elementwise.hip", "gated_strided"),
+            *("PPPiii", 128, defines),
+        )
+    for entry, signature in _ARITHMETIC.items():
+        yield KernelRow(entry, "", "any", "arithmetic.hip", entry, signature, 128)
+    yield KernelRow("route", "", "any", "route.hip", "route", "PPPi", WAVE, sized="EXPERTS")
+    yield KernelRow(
+        *("group_by_expert", "", "any", "route.hip", "group_by_expert", "PPPi", WAVE),
+        sized="EXPERTS",
+    )
+    yield KernelRow(
+        *("combine_experts", "", "any", "combine_experts.hip", "combine_experts", "PPPPPii", 64)
+    )
+    yield KernelRow(
+        *("delta_rule", "", "any", "delta_net.hip", "delta_rule", "PPPPPPPiii", 0),
+        sized="STATE_SIZE",
+    )
+    for entry, signature, block in (
+        ("convolve", "PPPPiii", 64),
+        ("unit_heads", "PPiiff", WAVE),
+        ("delta_gates", "PPPPPii", 64),
+    ):
+        yield KernelRow(entry, "", "any", "delta_inputs.hip", entry, signature, block)
     yield KernelRow("argmax", "", "any", "argmax.hip", "argmax", "PPPi", 256)
 
 
@@ -124,7 +170,11 @@ class Registry:
         return iter(self._rows.values())
 
     def find(self, op: str, variant: str, path: str) -> KernelRow:
-        """The row, or Unsupported with the variants that this op has on this path."""
+        """The row, or Unsupported with the variants that this op has on this path.
+
+        A size after "@" in the variant chooses no row: it becomes the row's sized define.
+        """
+        variant = variant.partition("@")[0]
         row = self._rows.get((op, variant, path))
         if row is None:
             there = [key[1] for key in self._rows if key[0] == op and key[2] == path]
@@ -149,18 +199,41 @@ def requirements(
     if path not in PATHS:
         raise InputError(f"engine: path is {path}, expected one of {', '.join(PATHS)}")
     kv = f"{kv_type_k},{kv_type_v}"
-    keys: list[Key] = [
-        ("embed", weights.top["token_embd"].format.name, "any"),
-        ("rms_norm", "", "any"),
-        ("add_rms_norm", "", "any"),
-        ("kv_write", kv, "any"),
-        ("attention", kv, "any"),
-        ("gated", spec.activation, "any"),
-        ("add", "", "any"),
-        ("argmax", "", "any"),
-    ]
-    keys += [("rope", layer.rope.pairing, "any") for layer in spec.layers]
+    keys: list[Key] = [("embed", weights.top["token_embd"].format.name, "any")]
+    ops = ["rms_norm", "add_rms_norm", "add", "argmax"]
+    for layer in spec.layers:
+        if layer.delta_net is None:
+            keys.append(("rope", layer.rope.pairing, "any"))
+            keys.append(("kv_write", kv, "any"))
+            keys.append(("attention", f"{kv}@{layer.head_size}", "any"))
+        else:
+            keys.append(("delta_rule", f"@{layer.delta_net.state_size}", "any"))
+            ops += ["convolve", "unit_heads", "delta_gates"]
+            keys.append(("gated", "silu", "any"))
+        if layer.experts is not None:
+            keys += [(op, f"@{layer.experts.count}", "any") for op in ("route", "group_by_expert")]
+            ops += ["combine_experts", "sigmoid_gated_rows"]
+            if layer.experts.shared_length is not None:
+                # The shared expert's gate is a vector, read as a matrix of one row.
+                keys += [("matvec", "F32", "kparallel"), ("matvec_batched", "F32", path)]
+        if layer.output_scale:
+            ops.append("scale")
+    keys.append(("gated", spec.activation, "any"))
+    if spec.qkv_bias:
+        ops.append("add_bias")
+    if spec.gated_attention:
+        ops += ["split_gate", "sigmoid_gated"]
+    if spec.logit_softcap is not None:
+        ops.append("soft_cap")
+    if spec.per_layer_length:
+        table = weights.top["per_layer_token_embd"].format.name
+        keys += [("embed", table, "any"), ("gated_strided", "gelu_tanh", "any")]
+        ops += ["scale", "add_scaled"]
+    keys += [(op, "", "any") for op in ops]
     for tensor in weights.matrices():
         keys.append(("matvec", tensor.format.name, "kparallel"))
         keys.append(("matvec_batched", tensor.format.name, path))
+    for tensor in weights.expert_matrices():
+        keys.append(("matvec_expert", tensor.format.name, "kparallel"))
+        keys.append(("matvec_experts", tensor.format.name, "kparallel"))
     return list(dict.fromkeys(keys))

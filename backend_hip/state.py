@@ -1,4 +1,4 @@
-"""Device memory that a running engine owns: KV cache, RoPE tables, scratch rows, step input."""
+"""Device memory that a running engine owns: KV cache, RoPE tables, step input."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device, PinnedArray
-from backend_hip.ops import Values
-from reference.model.spec import ModelSpec, RopeSpec
+from reference.model.spec import LayerSpec, ModelSpec, RopeSpec
 
 _STORAGE: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -27,14 +26,15 @@ class DeviceCache:
         self._types = tuple(_STORAGE[name] for name in types)
         self.context_length = context
         self.keys, self.values = (
-            [
-                Buffer(
+            {
+                layer.index: Buffer(
                     device,
                     context * layer.head_count_kv * layer.head_size * dtype.itemsize,
                     f"KV cache of layer {layer.index}",
                 )
                 for layer in spec.layers
-            ]
+                if layer.owns_kv
+            }
             for dtype in self._types
         )
 
@@ -49,11 +49,11 @@ class DeviceCache:
 
     def poison(self, keep: int = 0) -> None:
         """Overwrites everything after the first `keep` positions, so that nothing stale is read."""
-        for buffer in (*self.keys, *self.values):
+        for buffer in (*self.keys.values(), *self.values.values()):
             buffer.poison(keep * (buffer.nbytes // self.context_length))
 
     def free(self) -> None:
-        for buffer in (*self.keys, *self.values):
+        for buffer in (*self.keys.values(), *self.values.values()):
             buffer.free()
 
 
@@ -70,17 +70,26 @@ class RopeTables:
         factors: NDArray[np.float32] | None,
         context: int,
     ):
-        self._tables: dict[RopeSpec, tuple[Buffer, Buffer]] = {}
+        self._tables: dict[tuple[RopeSpec, bool], tuple[Buffer, Buffer]] = {}
         position = np.arange(context, dtype=np.float64)
-        for rope in {layer.rope for layer in spec.layers}:
-            angle = np.outer(position, rope.frequencies(factors))
-            self._tables[rope] = (
-                _upload(device, np.cos(angle), "RoPE cosines"),
-                _upload(device, np.sin(angle), "RoPE sines"),
+        for layer in spec.layers:
+            key = self._key(layer)
+            if layer.delta_net is not None or key in self._tables:
+                continue
+            # `rope_freqs` belongs to the layers that do not slide.
+            own = factors if layer.window is None else None
+            angle = np.outer(position, layer.rope.frequencies(own))
+            self._tables[key] = (
+                _upload(device, np.cos(angle) * layer.rope.magnitude, "RoPE cosines"),
+                _upload(device, np.sin(angle) * layer.rope.magnitude, "RoPE sines"),
             )
 
-    def __getitem__(self, rope: RopeSpec) -> tuple[Buffer, Buffer]:
-        return self._tables[rope]
+    @staticmethod
+    def _key(layer: LayerSpec) -> tuple[RopeSpec, bool]:
+        return layer.rope, layer.window is None
+
+    def __getitem__(self, layer: LayerSpec) -> tuple[Buffer, Buffer]:
+        return self._tables[self._key(layer)]
 
     def free(self) -> None:
         for pair in self._tables.values():
@@ -93,52 +102,6 @@ def _upload(device: Device, values: NDArray[np.float64], name: str) -> Buffer:
     buffer = Buffer(device, table.nbytes, name)
     buffer.upload(table)
     return buffer
-
-
-class Scratch:
-    """Activation rows for one chunk; every name is a value of the forward pass."""
-
-    def __init__(self, spec: ModelSpec, device: Device, rows: int) -> None:
-        self._device = device
-        self._rows = rows
-        self._buffers: list[Buffer] = []
-        width = spec.embedding_length
-        queries = max(layer.head_count * layer.head_size for layer in spec.layers)
-        keys = max(layer.head_count_kv * layer.head_size for layer in spec.layers)
-        inner = max(layer.feed_forward_length for layer in spec.layers)
-        self.x = self._values("residual stream", width)
-        self.normed = self._values("normed", width)
-        self.q = self._values("queries", queries)
-        self.k = self._values("keys", keys)
-        self.v = self._values("values", keys)
-        self.mixed = self._values("attention result", queries)
-        self.out = self._values("block output", width)
-        self.gate = self._values("gate", inner)
-        self.up = self._values("up", inner)
-        self.logits = self._values("logits", spec.vocab_size, 1)
-        self._all_logits: Values | None = None
-
-    def _values(self, name: str, width: int, rows: int | None = None) -> Values:
-        count = self._rows if rows is None else rows
-        buffer = Buffer(self._device, count * width * 4, name)
-        self._buffers.append(buffer)
-        return Values(buffer, width, count)
-
-    def all_logits(self) -> Values:
-        """Room for a chunk's logits at every position, made when first asked for."""
-        if self._all_logits is None:
-            self._all_logits = self._values("all logits", self.logits.width)
-        return self._all_logits
-
-    def poison_logits(self) -> None:
-        """Overwrites all logits, so that one that a flow leaves unwritten shows."""
-        for values in (self.logits, self._all_logits):
-            if values is not None:
-                values.buffer.poison()
-
-    def free(self) -> None:
-        while self._buffers:
-            self._buffers.pop().free()
 
 
 class StepInput:

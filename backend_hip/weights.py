@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from backend_hip.device import Buffer, Device, Progress
 from reference.model.weights import Tensor, Weights
 
@@ -16,6 +19,10 @@ class DeviceTensor:
     shape: tuple[int, ...]
     buffer: Buffer
 
+    def as_row(self) -> "DeviceTensor":
+        """A vector as a matrix of one row."""
+        return DeviceTensor(self.name, self.format, (1, *self.shape), self.buffer)
+
 
 class DeviceWeights:
     """All tensors of a model uploaded once; a tied output projection shares its buffer."""
@@ -23,6 +30,7 @@ class DeviceWeights:
     def __init__(
         self, weights: Weights, device: Device, *, progress: Progress | None = None
     ) -> None:
+        self._device = device
         self._buffers: list[Buffer] = []
         total = sum(
             t.raw.nbytes for group in (weights.top, *weights.layers) for t in group.values()
@@ -39,8 +47,15 @@ class DeviceWeights:
     def _upload(self, device: Device, tensor: Tensor) -> DeviceTensor:
         buffer = Buffer(device, tensor.raw.nbytes, tensor.name)
         self._buffers.append(buffer)
-        buffer.upload(tensor.raw)
+        buffer.upload(np.ascontiguousarray(tensor.raw))  # a part of a fused tensor is a view
         return DeviceTensor(tensor.name, tensor.format.name, tensor.shape, buffer)
+
+    def vector(self, name: str, values: NDArray[np.float32]) -> DeviceTensor:
+        """A float32 vector that the file does not hold in this form, (length,)."""
+        buffer = Buffer(self._device, values.nbytes, name)
+        self._buffers.append(buffer)
+        buffer.upload(values)
+        return DeviceTensor(name, "F32", values.shape, buffer)
 
     @property
     def lm_head(self) -> DeviceTensor:

@@ -27,10 +27,19 @@ SIMT_DEVICE float stripe(const float (&w)[formats::STRIPE], const float* x, int 
     return acc;
 }
 
-// sums[c] = row . x[c] for c < count; every lane of the wave gets the result. Lane l takes stripes
-// l, l + WAVE, ...; each stripe is decoded once for all columns. x is (count, columns), row-major.
-template <int MAX>
-SIMT_DEVICE void wave_row(const formats::Block* row, const float* x, int columns, int count,
+// Columns that lie one after another.
+struct Consecutive {
+    const float* x;
+    int columns;
+    SIMT_DEVICE const float* operator()(int c) const {
+        return x + static_cast<int64_t>(c) * columns;
+    }
+};
+
+// sums[c] = row . column(c) for c < count; every lane of the wave gets the result. Lane l takes
+// stripes l, l + WAVE, ...; each stripe is decoded once for all columns.
+template <int MAX, class Columns>
+SIMT_DEVICE void wave_row(const formats::Block* row, const Columns& column, int columns, int count,
                           float (&sums)[MAX]) {
     SIMT_UNROLL
     for (int c = 0; c < MAX; ++c) sums[c] = 0.0f;
@@ -39,9 +48,7 @@ SIMT_DEVICE void wave_row(const formats::Block* row, const float* x, int columns
         formats::decode(row, k, columns, w);
         SIMT_UNROLL
         for (int c = 0; c < MAX; ++c) {
-            if (c < count) {
-                sums[c] = stripe(w, x + static_cast<int64_t>(c) * columns, k, columns, sums[c]);
-            }
+            if (c < count) sums[c] = stripe(w, column(c), k, columns, sums[c]);
         }
     }
     simt::wave_sum(sums, count);

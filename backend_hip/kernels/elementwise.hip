@@ -16,9 +16,16 @@ SIMT_KERNEL(gated, const float* gate, const float* up, float* y, int32_t count) 
 #endif
 }
 
-// y = a + b, all (count). y may be a or b. Grid: ceil(count / block).
-SIMT_KERNEL(add, const float* a, const float* b, float* y, int32_t count) {
+// y = activation(gate) * up for rows of `width`, where up's rows are `up_stride` apart.
+// Grid: ceil(count / block), count = rows * width.
+SIMT_KERNEL(gated_strided, const float* gate, const float* up, float* y, int32_t count,
+            int32_t width, int32_t up_stride) {
     const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
     if (i >= count) return;
-    y[i] = a[i] + b[i];
+    const float other = up[static_cast<int64_t>(i / width) * up_stride + i % width];
+#if ACTIVATION == 0
+    y[i] = numeric::silu(gate[i]) * other;
+#else
+    y[i] = numeric::gelu_tanh(gate[i]) * other;
+#endif
 }

@@ -7,6 +7,6 @@ SIMT_KERNEL(matvec, const uint8_t* weights, const float* x, float* y, int32_t ro
     const int row = simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + simt::wave();
     if (row >= rows) return;  // whole waves only, so no lane waits for one that left
     float sum[1];
-    dot::wave_row(formats::row_at(weights, row, columns), x, columns, 1, sum);
+    dot::wave_row(formats::row_at(weights, row, columns), dot::Consecutive{x, columns}, columns, 1, sum);
     if (simt::lane() == 0) y[row] = sum[0];
 }

@@ -14,7 +14,7 @@ SIMT_KERNEL(matvec_batched, const uint8_t* weights, const float* x, float* y, in
     const int row = simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + simt::wave();
     if (row >= rows) return;
     float sums[MAX_COLS];
-    dot::wave_row(formats::row_at(weights, row, columns), x, columns, count, sums);
+    dot::wave_row(formats::row_at(weights, row, columns), dot::Consecutive{x, columns}, columns, count, sums);
     if (simt::lane() == 0) {
         SIMT_UNROLL
         for (int c = 0; c < MAX_COLS; ++c) {

@@ -45,6 +45,37 @@ SIMT_DEVICE float tanh(float x) {
     return x < 0.0f ? -result : result;
 }
 
+// ln x for 1 <= x <= 2, within 2 ulp: Cephes logf's polynomial.
+SIMT_DEVICE float log_one_to_two(float x) {
+    const bool upper = x > 1.41421356237309504880f;
+    const float m = upper ? 0.5f * x - 1.0f : x - 1.0f;
+    float p = 7.0376836292e-2f;
+    p = simt::fma(p, m, -1.1514610310e-1f);
+    p = simt::fma(p, m, 1.1676998740e-1f);
+    p = simt::fma(p, m, -1.2420140846e-1f);
+    p = simt::fma(p, m, 1.4249322787e-1f);
+    p = simt::fma(p, m, -1.6668057665e-1f);
+    p = simt::fma(p, m, 2.0000714765e-1f);
+    p = simt::fma(p, m, -2.4999993993e-1f);
+    p = simt::fma(p, m, 3.3333331174e-1f);
+    const float square = m * m;
+    float tail = p * m * square;
+    if (upper) tail -= 2.12194440e-4f;
+    tail = simt::fma(-0.5f, square, tail);
+    return upper ? m + tail + 0.693359375f : m + tail;
+}
+
+// ln(1 + e^x) = max(x, 0) + ln(1 + e^-|x|). Where 1 + t rounds, ln(u) * t / (u - 1) with u = 1 + t
+// undoes the rounding (Kahan).
+SIMT_DEVICE float softplus(float x) {
+    const float t = exp(x < 0.0f ? x : -x);
+    const float u = 1.0f + t;
+    const float log1p = u == 1.0f ? t : log_one_to_two(u) * (t / (u - 1.0f));
+    return x > 0.0f ? x + log1p : log1p;
+}
+
+SIMT_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+
 // x / (1 + e^-x). For x far below zero e^-x is infinite and the quotient is -0.
 SIMT_DEVICE float silu(float x) { return x / (1.0f + exp(-x)); }
 

@@ -78,6 +78,15 @@ class Weights:
         extra = [self.top[role] for role in ("per_layer_model_proj",) if role in self.top]
         return [*extra, *products, self.lm_head]
 
+    def expert_matrices(self) -> list[Tensor]:
+        """Every stack of routed experts' matrices, each once, in forward order."""
+        return [
+            tensor
+            for layer in self.layers
+            for role, tensor in layer.items()
+            if role.endswith("_exps")
+        ]
+
 
 _PRODUCTS = {
     *("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
