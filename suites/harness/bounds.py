@@ -14,8 +14,9 @@ from reference.attention import attention as exact_attention
 from reference.dequant import dequantise
 from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
+from suites.harness import sensitivity
 from suites.harness.compare import Array
-from suites.harness.tolerances import SMALLEST_NORMAL, UNIT_ROUNDOFF, row
+from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, UNIT_ROUNDOFF, row
 
 Bounded = tuple[Array, Array]
 
@@ -32,15 +33,25 @@ def embed(table: Tensor, tokens: tuple[int, ...], scale: float) -> Bounded:
     return want, relative * np.abs(want)
 
 
-def rms_norm(x: Array, weight: Array, epsilon: float) -> Bounded:
-    """(..., n) -> (..., n)."""
-    want = ops.rms_norm(_wide(x), _wide(weight), epsilon)
+def rms_norm(x: Array, weight: Array | None, epsilon: float) -> Bounded:
+    """(..., n) -> (..., n); `weight` None is a weight of ones."""
+    want = ops.rms_norm(wide(x), None if weight is None else wide(weight), epsilon)
     return want, row("rms_norm").relative(x.shape[-1]) * np.abs(want) + SMALLEST_NORMAL
 
 
-def linear(x: Array, tensor: Tensor, path: str) -> Bounded:
-    """(T, K) x (N, K) -> (T, N), the matrix widened in blocks of rows."""
-    x = _wide(x)
+def linear(
+    x: Array,
+    tensor: Tensor,
+    path: str,
+    *,
+    bias: Array | None = None,
+    error: Array | None = None,
+) -> Bounded:
+    """(T, K) x (N, K) -> (T, N), the matrix widened in blocks of rows; `bias` (N,) is added.
+
+    `error` (T, K) is how far the engine's x may be from this one, where x was not recorded.
+    """
+    x = wide(x)
     magnitude = np.abs(x)
     want = np.empty((len(x), tensor.shape[0]), dtype=np.float64)
     limit = np.empty_like(want)
@@ -48,21 +59,41 @@ def linear(x: Array, tensor: Tensor, path: str) -> Bounded:
     for rows in _row_blocks(tensor):
         weight = dequantise(tensor.format, tensor.raw[rows], np.float64)
         want[:, rows] = x @ weight.T
-        limit[:, rows] = relative * (magnitude @ np.abs(weight, out=weight).T)
+        np.abs(weight, out=weight)
+        limit[:, rows] = relative * (magnitude @ weight.T)
+        if error is not None:
+            limit[:, rows] = SECOND_ORDER * (limit[:, rows] + error @ weight.T)
+    if bias is not None:
+        want += wide(bias)
+        limit += row("bias").relative() * (np.abs(want) + limit)
     return want, limit + SMALLEST_NORMAL
 
 
-def rope(x: Array, frequencies: Array, positions: Array, pairing: Pairing) -> Bounded:
-    """(T, heads, D) -> the same."""
-    x = _wide(x)
-    cos, sin = ops.rope_tables(frequencies, positions)
+def soft_cap(logits: Bounded, cap: float) -> Bounded:
+    """cap * tanh(x / cap) of values that are themselves only known within a limit."""
+    x, error = logits
+    want = ops.soft_cap(x, cap)
+    argument = x / cap
+    off = error / cap + row("soft_cap_argument").relative() * (np.abs(argument) + error / cap)
+    change = cap * sensitivity.soft_cap(argument, off)
+    own = row("soft_cap").relative() * (np.abs(want) + change)
+    return want, change + own + SMALLEST_NORMAL
+
+
+def rope(
+    x: Array, frequencies: Array, positions: Array, pairing: Pairing, magnitude: float = 1.0
+) -> Bounded:
+    """(T, heads, D) -> the same; elements past twice the frequencies are copied."""
+    x = wide(x)
+    cos, sin = ops.rope_tables(frequencies, positions, magnitude)
     want = ops.rope(x, cos, sin, pairing)
     # |a cos| + |b sin| for the first of a pair and |a sin| + |b cos| for the second is the rotation
     # itself with every term made positive: -|sin| turns the first one's difference into a sum.
     first = ops.rope(np.abs(x), np.abs(cos), -np.abs(sin), pairing)
     second = ops.rope(np.abs(x), np.abs(cos), np.abs(sin), pairing)
-    magnitude = np.maximum(np.abs(first), np.abs(second))
-    return want, row("rope").relative() * magnitude + SMALLEST_NORMAL
+    limit = row("rope").relative() * np.maximum(np.abs(first), np.abs(second)) + SMALLEST_NORMAL
+    limit[..., 2 * cos.shape[-1] :] = 0.0
+    return want, limit
 
 
 def attention(
@@ -76,7 +107,7 @@ def attention(
     """
     tokens, heads, size = q.shape
     count, kv_heads, _ = keys.shape
-    query, key, value = _wide(q), _wide(keys), _wide(values)
+    query, key, value = wide(q), wide(keys), wide(values)
     want = exact_attention(query, key, value, start, window, scale)
     out = np.abs(want.reshape(tokens, heads, size))
     limit = np.empty((tokens, heads, size), dtype=np.float64)
@@ -105,7 +136,7 @@ def attention(
 
 def gated(gate: Array, up: Array, activation: Activation) -> Bounded:
     """(T, F), (T, F) -> (T, F): SwiGLU or GeGLU."""
-    gate, up = _wide(gate), _wide(up)
+    gate, up = wide(gate), wide(up)
     want = ops.gated(gate, up, activation)
     # What underflows in float32 is lost whole: one smallest normal number, times the other factor.
     lost = SMALLEST_NORMAL * (1 + np.abs(gate)) * (1 + np.abs(up))
@@ -119,13 +150,62 @@ def gated(gate: Array, up: Array, activation: Activation) -> Bounded:
     return want, np.abs(0.5 * gate * up) * absolute + 4 * UNIT_ROUNDOFF * np.abs(want) + lost
 
 
+def sigmoid_gated(x: Array, gate: Array) -> Bounded:
+    """x * sigmoid(gate), elementwise."""
+    x, gate = wide(x), wide(gate)
+    want = x * ops.sigmoid(gate)
+    limit = row("sigmoid_gated").relative() * np.abs(want) + SMALLEST_NORMAL * (1 + np.abs(x))
+    return want, limit
+
+
 def add(a: Array, b: Array) -> Bounded:
     """Elementwise sum of two arrays of one shape."""
-    want = _wide(a) + _wide(b)
+    want = wide(a) + wide(b)
     return want, row("add").relative() * np.abs(want)
 
 
-def _wide(x: Array) -> Array:
+def add_scaled(a: Array, b: Array, scale: float) -> Bounded:
+    """(a + b) * scale."""
+    want = (wide(a) + wide(b)) * scale
+    return want, row("scaled").relative() * np.abs(want) + SMALLEST_NORMAL
+
+
+def copy(x: Array) -> Bounded:
+    """The same values under a second name."""
+    want = wide(x)
+    return want, row("copy").relative() * np.abs(want)
+
+
+def per_layer_inputs(
+    x: Array,
+    tokens: tuple[int, ...],
+    projection: Tensor,
+    norm: Array,
+    table: Tensor,
+    epsilon: float,
+    path: str,
+) -> Bounded:
+    """(T, E) -> (T, layers, P): (norm(x . W^T / sqrt(E)) + table * sqrt(P)) / sqrt(2).
+
+    One check over the product, its scale, the norm and the sum: nothing between is recorded.
+    """
+    rescale = row("rescale").relative()
+    projected, error = linear(x, projection, path)
+    root, size = np.sqrt(x.shape[-1]), len(norm)
+    shape = (len(x), -1, size)
+    projected, error = (projected / root).reshape(shape), (error / root).reshape(shape)
+    error = error + rescale * (np.abs(projected) + error)
+    normed, own = rms_norm(projected, norm, epsilon)
+    normed_error = SECOND_ORDER * (own + sensitivity.rms_norm(projected, norm, epsilon, error))
+    rows = dequantise(table.format, table.raw[list(tokens)], np.float64).reshape(shape)
+    rows = rows * np.sqrt(size)
+    want = (normed + rows) / np.sqrt(2)
+    inherited = (normed_error + rescale * np.abs(rows)) / np.sqrt(2)
+    own_relative = row("per_layer_input").relative()
+    return want, inherited + own_relative * (np.abs(want) + inherited) + SMALLEST_NORMAL
+
+
+def wide(x: Array) -> Array:
     return x.astype(np.float64)
 
 

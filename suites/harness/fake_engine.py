@@ -212,7 +212,10 @@ class FakeEngine:
     @staticmethod
     def _keep_last_row(trace: Trace) -> None:
         """Token by token records the final norm and logits of each; an engine keeps the last."""
-        arrays = {name: array.astype(np.float32) for name, array in trace.arrays.items()}
+        arrays = {
+            name: array.astype(np.float32) if array.dtype.kind == "f" else array
+            for name, array in trace.arrays.items()
+        }
         trace._parts.clear()
         for name, array in arrays.items():
             trace.record(name, array[-1:] if name.startswith("result_") else array)

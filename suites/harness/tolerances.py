@@ -39,6 +39,11 @@ ATTENTION_TILE = 32
 # kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
 EXP_ROUNDINGS = 4.0
 TANH_ROUNDINGS = 6.0
+# softplus there: log within 2 ulp, t / (u - 1), a product, and what u = 1 + t lost (Kahan).
+LOG1P_ROUNDINGS = 7.0
+# Where one check spans several operations, the rounding of a value that is already off is taken at
+# the exact value. The neglected part is that rounding's share of an error: below 2^-10 of it.
+SECOND_ORDER = 1 + 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -108,7 +113,8 @@ _ROWS = (
         "any",
         lambda n: 4,
         "|a cos| + |b sin|",
-        "cos and sin are float64 values rounded once; two products and one sum round once each.",
+        "cos and sin (with YaRN's magnitude in them) are float64 values rounded once; two products "
+        "and one sum round once each. Elements that are not rotated are copies.",
     ),
     Row(
         "score",
@@ -149,6 +155,144 @@ _ROWS = (
         "error and 1 + tanh are absolute, because 1 + tanh cancels for negative gates.",
     ),
     Row("add", "any", lambda n: 1, "|a + b|", "One addition, rounded once."),
+    Row("copy", "any", lambda n: 0, "0", "The same values under a second name: exact."),
+    Row(
+        "bias",
+        "any",
+        lambda n: 1,
+        "|x . w + bias|",
+        "One addition after a projection, rounded once.",
+    ),
+    Row(
+        "scaled",
+        "any",
+        lambda n: 2,
+        "|(a + b) * scale|",
+        "A sum and a product round once each; the scale is the file's float32 value.",
+    ),
+    Row(
+        "soft_cap",
+        "any",
+        lambda n: TANH_ROUNDINGS + 2,
+        "|cap * tanh|",
+        "tanh's own error, the cap (a float64 in the file, float32 in the engine) and the product; "
+        "the argument's error passes through 1 - tanh^2 beside this.",
+    ),
+    Row(
+        "soft_cap_argument",
+        "any",
+        lambda n: 2,
+        "|x / cap|",
+        "The quotient and the cap round once each.",
+    ),
+    Row(
+        "sigmoid",
+        "any",
+        lambda n: EXP_ROUNDINGS + 2,
+        "|y|",
+        "exp of an exact argument, 1 + exp and a division; all terms positive.",
+    ),
+    Row(
+        "sigmoid_gated",
+        "any",
+        lambda n: EXP_ROUNDINGS + 3,
+        "|x * sigmoid(gate)|",
+        "The sigmoid and one product.",
+    ),
+    Row(
+        "softplus",
+        "any",
+        lambda n: EXP_ROUNDINGS + LOG1P_ROUNDINGS + 2,
+        "|softplus(x) * a|",
+        "log1p damps the relative error of exp; log1p itself, the sum with x (both positive) and "
+        "the product with a round after it. The error of alpha + bias passes through the slope.",
+    ),
+    Row(
+        "convolution",
+        "any",
+        lambda n: n,
+        "sum |x||tap|",
+        "One product per tap and a chain over all of them, in any order.",
+    ),
+    Row(
+        "unit_heads",
+        "any",
+        lambda n: 0.5 * (n + 1) + 4,
+        "|y|",
+        "The sum of squares over the head in any order and epsilon, halved by the root; then root, "
+        "division by the length, sqrt(head size) as a float32 and division by it round once each.",
+    ),
+    Row(
+        "delta_decay",
+        "any",
+        lambda n: EXP_ROUNDINGS + 1,
+        "|e^g S|",
+        "exp of the recorded log decay and one product per state element.",
+    ),
+    Row(
+        "delta_read",
+        "any",
+        lambda n: n,
+        "sum |S||k| or sum |S||q|",
+        "One chain of fused multiply-adds over the key index.",
+    ),
+    Row(
+        "delta_correction",
+        "any",
+        lambda n: 2,
+        "|(v - S^T k) * beta|",
+        "A difference and a product round once each.",
+    ),
+    Row(
+        "delta_update",
+        "any",
+        lambda n: 1,
+        "|S|",
+        "One fused multiply-add per state element.",
+    ),
+    Row(
+        "router",
+        "any",
+        lambda n: row("rms_norm").roundings(n) + 3,
+        "|y|",
+        "RMS norm without weight, then 1 / sqrt(E) (rounded itself) and the scale.",
+    ),
+    Row(
+        "routing",
+        "any",
+        lambda n: 0,
+        "0",
+        "A comparison of the engine's own logits does not round; ties go to the lowest index.",
+    ),
+    Row(
+        "routing_weights",
+        "any",
+        lambda n: 2 * EXP_ROUNDINGS + n + 3,
+        "w",
+        "exp above and below the line, the sum over n chosen experts, and two divisions; the sum "
+        "over all experts cancels. The rounding of logit - maximum is exp's argument's, beside.",
+    ),
+    Row(
+        "combine_experts",
+        "any",
+        lambda n: n + 1,
+        "sum over the chosen |w * scale * y|",
+        "Two products per expert and a chain over n of them.",
+    ),
+    Row(
+        "per_layer_input",
+        "any",
+        lambda n: 3,
+        "|projected + table| / sqrt(2)",
+        "A sum and a product with a rounded constant.",
+    ),
+    Row(
+        "rescale",
+        "any",
+        lambda n: 2,
+        "|x * constant|",
+        "A product with a constant that was rounded to float32 itself.",
+    ),
     Row("kv_write", "any", lambda n: 0, "0", "Rounding to the storage type is a function: exact."),
     Row(
         "argmax", "any", lambda n: 0, "0", "A comparison does not round; ties go to the lowest id."
@@ -225,6 +369,18 @@ def oracle_limit(model: str, logits: NDArray[np.floating[Any]]) -> float:
     """Absolute limit for logits recorded from llama.cpp on a golden model."""
     share = _ORACLE_SHARE_GELU_TABLE if model == "gemma3-270m" else _ORACLE_SHARE
     return share * float(np.ptp(logits))
+
+
+# Two float64 programs for one recurrence (the delta net's step and chunk forms, a convolution) agree
+# up to rounding: 2^-53 times a few hundred compounded operations, well conditioned because keys are
+# unit vectors and decays at most 1. Measured 2e-14 of the largest value; a misplaced decay, token or
+# head moves results by 1e-2 of it or more.
+_FLOAT64_FORMS_SHARE = 1e-11
+
+
+def float64_forms_limit(values: NDArray[np.floating[Any]]) -> float:
+    """Absolute limit between two float64 evaluations of the same function."""
+    return _FLOAT64_FORMS_SHARE * float(np.abs(values).max())
 
 
 @dataclass(frozen=True)
