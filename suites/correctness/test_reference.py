@@ -1,14 +1,19 @@
-"""The NumPy reference against llama.cpp's recorded logits, and against itself when chunked."""
+"""The NumPy reference against llama.cpp's recorded logits, and against itself when chunked.
+
+test_delta_net.py has the two forms of the gated delta net and its state.
+"""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
 
-from fixtures.golden import GATE, TINY_GATES, golden_model, published_model
+from fixtures.golden import GATE, GREEDY_PROMPT, TINY_GATES, golden_model, published_model
 from reference.forward import DenseCache, Reference
 from reference.model import Model, load_model
 from reference.model.errors import InputError, Unsupported
+from reference.ops import Array
 from suites.harness.compare import compare
 from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
 
@@ -58,6 +63,45 @@ def test_logits_agree_with_llama_cpp_at_every_recorded_position(case: GoldenCase
     assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
 
 
+def test_every_golden_is_compared() -> None:
+    lengths = {name: [*golden_model(name).prompts] for name in TINY_GATES}
+    assert len(GOLDEN_CASES) == 2 * sum(map(len, lengths.values()))
+    assert sum(600 in found for found in lengths.values()) == 10
+    assert [name for name, found in lengths.items() if 2100 in found] == ["llama", "qwen35"]
+
+
+@pytest.mark.parametrize("name", list(TINY_GATES))
+def test_decoding_token_by_token_agrees_with_llama_cpp(name: str) -> None:
+    """Longer than the sliding windows, the convolution and the delta net's memory of one chunk."""
+    prompt = golden_model(name).prompts[40]
+    model, dense = _model(name)
+    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    logits = np.stack([reference.decode(token) for token in prompt.tokens.tolist()])
+    result = compare(logits, prompt.logits, oracle_limit(name, prompt.logits))
+    assert result.elements == prompt.logits.size
+    assert result.ok, result.reason()
+    assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
+    assert reference.position == 40
+
+
+@pytest.mark.parametrize("name", list(TINY_GATES))
+def test_greedy_tokens_are_llama_cpps(name: str) -> None:
+    """The oracle's token is fed each time, so one near-tie does not end the comparison."""
+    golden = golden_model(name)
+    prompt = golden.prompts[GREEDY_PROMPT]
+    model, dense = _model(name)
+    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    logits = reference.prefill(prompt.tokens.tolist())[0]
+    near_tie = 2 * oracle_limit(name, prompt.logits)
+    compared = 0
+    for token, margin in zip(golden.greedy_ids.tolist(), golden.greedy_margins, strict=True):
+        if margin > near_tie:
+            assert int(logits.argmax()) == token, f"after {reference.position} tokens"
+            compared += 1
+        logits = reference.decode(token)
+    assert compared > len(golden.greedy_ids) // 2
+
+
 @pytest.mark.models
 @pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
 def test_published_model_agrees_with_llama_cpp(name: str, real_model) -> None:  # type: ignore[no-untyped-def]
@@ -79,20 +123,25 @@ def test_published_model_agrees_with_llama_cpp(name: str, real_model) -> None:  
     assert compared > 0
 
 
+@cache
+def _whole_prefill(name: str) -> Array:
+    model, dense = _model(name)
+    whole = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    return whole.prefill(golden_model(name).prompts[79].tokens.tolist(), logits="all")
+
+
 @pytest.mark.parametrize("name", list(TINY_GATES))
 @pytest.mark.parametrize("chunk", [1, 15, 16, 17, 39, 40, 41])
 def test_chunking_changes_only_rounding(name: str, chunk: int) -> None:
     # BLAS sums in another order for another number of rows, so the relation is bounded, not exact:
     # float64 runs differ by far less than float32 resolves.
     model, dense = _model(name)
-    tokens = golden_model(name).prompts[79].tokens.tolist()
-    whole = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    expected = _whole_prefill(name)
     parts = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
-    expected = whole.prefill(tokens, logits="all")
-    got = parts.prefill(tokens, chunk=chunk, logits="all")
+    got = parts.prefill(golden_model(name).prompts[79].tokens.tolist(), chunk=chunk, logits="all")
     result = compare(got, expected, oracle_limit(name, expected))
     assert result.ok, result.reason()
-    assert parts.position == whole.position == 79
+    assert parts.position == len(expected) == 79
 
 
 def test_prefill_then_decode_equals_one_prefill() -> None:
