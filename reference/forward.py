@@ -22,6 +22,7 @@ from reference.model.architectures import ARCHITECTURES
 from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace
 from reference.model.weights import Tensor
+from reference.moe import Routing
 from reference.ops import Array
 
 DenseCache = dict[str, NDArray[np.float32]]
@@ -277,7 +278,9 @@ class Reference:
     ) -> Array:
         i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
         assert layer.experts is not None
-        routing = moe.route(self._project(router_input, w["ffn_gate_inp"]), layer.experts.used)
+        routing = self._route(
+            chunk.positions, layer, self._project(router_input, w["ffn_gate_inp"])
+        )
         record(f"ffn_moe_logits-{i}", routing.logits)
         record(f"ffn_moe_topk-{i}", routing.experts)
         record(f"ffn_moe_weights-{i}", routing.weights)
@@ -292,6 +295,11 @@ class Reference:
         activation = self.model.spec.activation
         out = moe.routed_sum(expert_input, routing, expert, activation, scales)
         return record(f"ffn_moe_out-{i}", out)
+
+    def _route(self, positions: NDArray[np.int64], layer: LayerSpec, logits: Array) -> Routing:
+        """Where the tokens at `positions` go. A subclass may follow a choice made elsewhere."""
+        assert layer.experts is not None
+        return moe.route(logits, layer.experts.used)
 
     def _gated_block(self, chunk: _Chunk, layer: LayerSpec, normed: Array, suffix: str) -> Array:
         """Gate, up, activation and down of a dense (suffix "") or shared ("_shexp") block."""

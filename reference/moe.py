@@ -24,15 +24,17 @@ class Routing:
     weights: Array
 
 
-def route(logits: Array, used: int) -> Routing:
+def route(logits: Array, used: int, experts: NDArray[np.int64] | None = None) -> Routing:
     """Softmax over all experts, the `used` most probable, renormalised to sum 1.
 
-    Among equals the lowest index comes first.
+    Among equals the lowest index comes first. `experts` (T, used) is a choice made elsewhere, which
+    is followed instead.
     """
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     probabilities: Array = shifted / shifted.sum(axis=-1, keepdims=True)
     # Ordered by logit: softmax keeps the order, and rounding it could make ties of near-ties.
-    experts = np.argsort(-logits, axis=-1, kind="stable")[:, :used]
+    if experts is None:
+        experts = np.argsort(-logits, axis=-1, kind="stable")[:, :used]
     chosen = np.take_along_axis(probabilities, experts, axis=-1)
     weights: Array = chosen / chosen.sum(axis=-1, keepdims=True)
     return Routing(logits, probabilities, experts, weights)

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.forward import DenseCache, Reference
+from reference.forward import DenseCache
 from reference.model import Model
 from reference.model.trace import Trace
 from suites.harness.compare import Array
 from suites.harness.protocol import Progress
+from suites.harness.routing import Choices, FollowingReference, RoutingJudge
 from suites.harness.tolerances import END_TO_END
 
 
@@ -30,15 +31,29 @@ class Expected:
 
 
 class References:
-    """Feeds all references the same tokens."""
+    """Feeds all references the same tokens, and routes them as `choices` say.
+
+    `choices` may be set or grow between feeds; `routing` judges what was followed.
+    """
 
     def __init__(
         self, model: Model, kv_type_k: str, kv_type_v: str, *, dense: DenseCache | None = None
     ) -> None:
         shared: DenseCache = {} if dense is None else dense
+        self.choices: Choices = {}
+        self.routing = RoutingJudge(model.spec)
 
-        def reference(dtype: type[np.floating[Any]], type_k: str, type_v: str) -> Reference:
-            return Reference(model, dtype=dtype, kv_type_k=type_k, kv_type_v=type_v, dense=shared)
+        def reference(
+            dtype: type[np.floating[Any]], type_k: str, type_v: str
+        ) -> FollowingReference:
+            return FollowingReference(
+                model,
+                dtype=dtype,
+                kv_type_k=type_k,
+                kv_type_v=type_v,
+                dense=shared,
+                choices=self.choices,
+            )
 
         self._exact = reference(np.float64, kv_type_k, kv_type_v)
         self._single = reference(np.float32, kv_type_k, kv_type_v)
@@ -56,6 +71,7 @@ class References:
         """Feeds `tokens` after what was fed before; logits of the last token, or of all."""
         which: Literal["last", "all"] = "all" if all_rows else "last"
         say = progress or (lambda text: None)
+        start = self._exact.position
         say("reference float64")
         exact = self._exact.prefill(tokens, trace=trace, logits=which)
         say("reference float32")
@@ -66,6 +82,7 @@ class References:
             say("reference float64 with a float32 KV cache")
             unrounded = self._unrounded.prefill(tokens, logits=which)
             kv_distance = np.max(np.abs(unrounded - exact), axis=-1)
+        self._judge_routing(start)
         limits = np.array(
             [
                 END_TO_END.limit(float(d), float(k))
@@ -73,6 +90,15 @@ class References:
             ]
         )
         return Expected(exact, limits, distance, kv_distance)
+
+    def _judge_routing(self, start: int) -> None:
+        """Hands over the router logits of this feed."""
+        logits: list[dict[int, Array]] = []
+        for reference in (self._exact, self._single, self._unrounded):
+            kept = {} if reference is None else reference.router_logits
+            logits.append({layer: np.concatenate(parts) for layer, parts in kept.items()})
+            kept.clear()
+        self.routing.feed(start, self.choices, *logits)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.delta_net import RecurrentState
 from reference.forward import DenseCache, Reference
 from reference.model import Model
 from reference.model.errors import InputError
@@ -73,6 +74,9 @@ class Fault:
     `numerics` is active while the forward pass runs (it patches reference functions), in both modes
     or in `numerics_mode` only. `logits` changes what the device holds before argmax. `tail` and
     `prefilled` and `stepped` change records; they get the one before as second argument, or None.
+    `kv` and `state` change what is read back of a layer. `at_chunk` may change the recurrent states
+    in place between the chunks of a batched prefill, `at_reset` after a reset; it gets the states
+    of before as second argument.
     """
 
     numerics: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -82,6 +86,9 @@ class Fault:
     prefilled: Callable[[FakePrefill, FakePrefill | None], FakePrefill] = _same
     stepped: Callable[[FakeStep, FakeStep | None], FakeStep] = _same
     kv: Callable[[Any, int, str], Any] = _same
+    state: Callable[[Any, int, str], Any] = _same
+    at_chunk: Callable[[dict[int, RecurrentState]], None] = _same
+    at_reset: Callable[[dict[int, RecurrentState], dict[int, RecurrentState]], None] = _same
     trace_only: bool = False
 
 
@@ -119,7 +126,18 @@ class FakeEngine:
         return self._reference.position
 
     def reset(self) -> None:
+        before = {layer: state.copy() for layer, state in self._states.items()}
         self._reference.reset()
+        self._fault.at_reset(self._states, before)
+
+    @property
+    def _states(self) -> dict[int, RecurrentState]:
+        return self._reference._states
+
+    def recurrent_state(self, layer: int) -> RecurrentState:
+        state = self._reference.recurrent_state(layer)
+        changed: RecurrentState = self._fault.state(state, layer, self._mode)
+        return changed
 
     def close(self) -> None:
         self._reference.reset()
@@ -161,7 +179,9 @@ class FakeEngine:
         wanted = Trace() if trace is None else trace
         row = np.empty(0, np.float32)
         with self._numerics(mode, trace is not None):
-            for token in tokens:
+            for place, token in enumerate(tokens):
+                if mode == "batched" and place and place % self._max_cols == 0:
+                    self._fault.at_chunk(self._states)
                 row = self._reference.decode(token, trace=wanted)
         if trace is not None:
             self._keep_last_row(trace)

@@ -5,27 +5,36 @@ from typing import Any
 import numpy as np
 
 from reference.kv_cache import storage_type
+from reference.model.spec import ModelSpec
 from reference.model.trace import Trace
 from suites.harness.compare import Array, Comparison, compare, same_bits
 from suites.harness.protocol import JudgedEngine
+from suites.harness.rules_attention import stored_value
 from suites.harness.verdict import Check, State
 
-KVSnapshot = list[tuple[Array, Array]]
-"""Per layer, copies of K and V, each (tokens, KVH, D) in storage type."""
+KVSnapshot = dict[int, tuple[Array, Array]]
+"""Per layer that owns a cache, copies of K and V, each (tokens, KVH, D) in storage type."""
 
 
-def snapshot(engine: JudgedEngine, layer_count: int) -> KVSnapshot:
+def snapshot(engine: JudgedEngine, spec: ModelSpec) -> KVSnapshot:
     """Copies of everything that the cache holds."""
-    contents = [engine.kv_contents(layer) for layer in range(layer_count)]
-    return [(np.array(k, copy=True), np.array(v, copy=True)) for k, v in contents]
+    return {
+        layer.index: (np.array(k, copy=True), np.array(v, copy=True))
+        for layer in spec.layers
+        if layer.owns_kv
+        for k, v in [engine.kv_contents(layer.index)]
+    }
 
 
-def written_check(trace: Trace, held: KVSnapshot, stored: tuple[str, str]) -> Check:
+def written_check(
+    trace: Trace, held: KVSnapshot, stored: tuple[str, str], *, value_norm: bool = False
+) -> Check:
     """The cache holds the recorded K and V, rounded to the storage types, bit for bit."""
     name = "local: kv_write"
     elements = 0
-    for layer, contents in enumerate(held):
-        sides = zip("KV", ("Kcur_pos", "Vcur"), stored, contents, strict=True)
+    for layer, contents in held.items():
+        stems = ("Kcur_pos", stored_value(value_norm))
+        sides = zip("KV", stems, stored, contents, strict=True)
         for letter, stem, kind, got in sides:
             point, where = f"{stem}-{layer}", f"{letter} of layer {layer}"
             if point not in trace:
@@ -38,7 +47,7 @@ def written_check(trace: Trace, held: KVSnapshot, stored: tuple[str, str]) -> Ch
                 want = recorded.reshape(got.shape).astype(storage_type("kv type", kind))
             elements += got.size
             if not same_bits(got, want):
-                return _different(name, got, want, elements, where, f"KV write: {where}")
+                return different(name, got, want, elements, where, f"KV write: {where}")
     return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
 
 
@@ -52,21 +61,22 @@ def pair_check(
 ) -> Check:
     """KV contents of two runs of the same `n_tokens` tokens, all layers, bit for bit."""
     elements = 0
-    if len(per_token) != len(batched):
-        return Check(name, State.INVALID, 0, detail="layer counts differ")
-    for layer, (one, other) in enumerate(zip(per_token, batched, strict=True)):
-        for letter, want, got in zip("KV", one, other, strict=True):
+    if per_token.keys() != batched.keys():
+        return Check(name, State.INVALID, 0, detail="not the same layers on both sides")
+    for layer, one in per_token.items():
+        for letter, want, got in zip("KV", one, batched[layer], strict=True):
             where = f"{letter} of layer {layer}"
             if len(want) != n_tokens or len(got) != n_tokens:
                 detail = f"{where} holds {len(want)} and {len(got)} tokens, expected {n_tokens}"
                 return Check(name, State.DIVERGED, elements, detail=detail)
             elements += want.size
             if not same_bits(got, want):
-                return _different(name, got, want, elements, where, f"{link}: {where}")
+                return different(name, got, want, elements, where, f"{link}: {where}")
     return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
 
 
-def _different(name: str, got: Any, want: Any, elements: int, where: str, link: str) -> Check:
+def different(name: str, got: Any, want: Any, elements: int, where: str, link: str) -> Check:
+    """The check of two arrays that must have equal bits and don't."""
     comparison: Comparison = compare(got, want, 0.0)
     return Check(
         name,

@@ -152,9 +152,8 @@ class _Walk:
             rows = len(self._trace[stem]) if stem in self._trace else 1
             return top_op(self._model, stem, self._rules, self._trace.tokens, rows)
         builder = LayerOps(self._model, layer, self._rules, self._rows, self._recurrent)
-        kinds = (delta_net_op, attention_op) if layer.delta_net else (attention_op,)
-        for rules_of in (*kinds, experts_op, per_layer_op, stream_op):
-            op = rules_of(builder, stem)
+        mixer = attention_op if layer.delta_net is None else delta_net_op
+        for op in (part(builder, stem) for part in (mixer, experts_op, per_layer_op, stream_op)):
             if op is not None:
                 return op
         raise no_rule(stem)

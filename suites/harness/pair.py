@@ -168,7 +168,8 @@ def prefill_judge(pair: Pair, end_to_end_limit: float | None = None) -> Verdict:
 
 
 def _kv_bits(pair: Pair) -> Check:
-    detail = "equal bits" if pair.kv_bits_equal else "KV caches of the two prefill modes differ"
+    differ = "KV caches or recurrent states of the two prefill modes differ"
+    detail = "equal bits" if pair.kv_bits_equal else differ
     tokens = pair.batched.n_tokens
     name = "prefill pair: KV contents"
     return fact(name, pair.kv_bits_equal, detail, failed=State.DIVERGED, elements=tokens)

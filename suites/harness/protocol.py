@@ -77,7 +77,10 @@ class Stepped(Protocol):
 
 
 class Pair(Protocol):
-    """Both prefill modes of one prompt, as the engine's `validate` switch hands them over."""
+    """Both prefill modes of one prompt, as the engine's `validate` switch hands them over.
+
+    `kv_bits_equal` speaks of all that the sequence left behind: KV contents and recurrent states.
+    """
 
     @property
     def per_token(self) -> Prefilled: ...
@@ -85,6 +88,15 @@ class Pair(Protocol):
     def batched(self) -> Prefilled: ...
     @property
     def kv_bits_equal(self) -> bool: ...
+
+
+class Recurrent(Protocol):
+    """A delta net layer's state: `memory` (NV, DS, DS) and `tail` (taps - 1, channels), float32."""
+
+    @property
+    def memory(self) -> NDArray[Any]: ...
+    @property
+    def tail(self) -> NDArray[Any]: ...
 
 
 class JudgedEngine(Protocol):
@@ -109,4 +121,5 @@ class JudgedEngine(Protocol):
     ) -> Prefilled: ...
     def decode(self, token: int) -> Stepped: ...
     def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]: ...
+    def recurrent_state(self, layer: int) -> Recurrent: ...
     def close(self) -> None: ...

@@ -102,9 +102,7 @@ class LayerOps:
         return self.vector(role) if present else None
 
     def norm(self, role: str, source: str) -> Op:
-        evaluate = partial(
-            bounds.rms_norm, weight=self.vector(role), epsilon=self.spec.rms_epsilon
-        )
+        evaluate = partial(bounds.rms_norm, weight=self.vector(role), epsilon=self.spec.rms_epsilon)
         return Op("rms_norm", (source,), evaluate)
 
     def head_norm(self, role: str | None, source: str, heads: int) -> Op:
@@ -121,13 +119,9 @@ class LayerOps:
         """`rows` of the matrix (None: all), with the role's bias where the file has one."""
         tensor, bias = self.tensor(role), self.optional(f"{role}.bias")
         if rows is not None:
-            tensor = replace(
-                tensor, shape=(len(rows), *tensor.shape[1:]), raw=tensor.raw[rows]
-            )
+            tensor = replace(tensor, shape=(len(rows), *tensor.shape[1:]), raw=tensor.raw[rows])
             bias = None if bias is None else bias[rows]
-        return Op(
-            "linear", (source,), lambda x: bounds.linear(x, tensor, self.path, bias=bias)
-        )
+        return Op("linear", (source,), lambda x: bounds.linear(x, tensor, self.path, bias=bias))
 
     def activation(self, gate: str, up: str) -> Op:
         evaluate = partial(bounds.gated, activation=self.spec.activation)

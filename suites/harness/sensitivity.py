@@ -19,19 +19,23 @@ def sigmoid(x: Array, error: Array) -> Array:
     """|sigmoid(x') - sigmoid(x)|: its slope s(1-s) grows by at most e^|x'-x| on the way."""
     open_ = ops.sigmoid(x)
     with np.errstate(over="ignore"):
-        return np.minimum(open_ * ops.sigmoid(-x) * np.expm1(error), 1.0)
+        change: Array = np.minimum(open_ * ops.sigmoid(-x) * np.expm1(error), 1.0)
+    return change
 
 
 def softplus(x: Array, error: Array) -> Array:
     """|softplus(x') - softplus(x)|: the slope is the sigmoid, at most 1."""
     with np.errstate(over="ignore"):
-        return np.minimum(ops.sigmoid(x) * np.expm1(error), error)
+        change: Array = np.minimum(ops.sigmoid(x) * np.expm1(error), error)
+    return change
 
 
 def soft_cap(x: Array, error: Array) -> Array:
     """|tanh(x') - tanh(x)|: the slope 1 - tanh^2 grows by at most e^(2|x'-x|) on the way."""
+    slope = 1 - np.square(np.tanh(x))
     with np.errstate(over="ignore"):
-        return np.minimum((1 - np.square(np.tanh(x))) * np.expm1(2 * error) / 2, error)
+        change: Array = np.minimum(slope * np.expm1(2 * error) / 2, error)
+    return change
 
 
 def activation(x: Array, error: Array, kind: Activation) -> Array:
@@ -69,4 +73,5 @@ def rms_norm(x: Array, weight: Array, epsilon: float, error: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         change = (error + np.abs(x) * rho / root) / (root - rho)
     whole = 2 * np.sqrt(size)
-    return np.abs(weight) * np.where(rho < root, np.minimum(change, whole), whole)
+    moved: Array = np.abs(weight) * np.where(rho < root, np.minimum(change, whole), whole)
+    return moved

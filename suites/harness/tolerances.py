@@ -371,10 +371,10 @@ def oracle_limit(model: str, logits: NDArray[np.floating[Any]]) -> float:
     return share * float(np.ptp(logits))
 
 
-# Two float64 programs for one recurrence (the delta net's step and chunk forms, a convolution) agree
-# up to rounding: 2^-53 times a few hundred compounded operations, well conditioned because keys are
-# unit vectors and decays at most 1. Measured 8e-14 of the largest value; a misplaced decay, token or
-# head moves results by 1e-2 of it or more.
+# Two float64 programs for one recurrence (the delta net's step and chunk forms, a convolution)
+# agree up to rounding: 2^-53 times some hundred compounded operations, well conditioned because keys are
+# unit vectors and decays at most 1. Measured 8e-14 of the largest value; a misplaced decay, token
+# or head moves results by 1e-2 of it or more.
 _FLOAT64_FORMS_SHARE = 1e-11
 
 

@@ -1,8 +1,8 @@
 """Runs everything that a verdict needs for one model and one prompt, in the order of the data flow.
 
-    support -> trace point by point -> last-token logits -> batched against per-token -> eager
-    against graph -> sampler tail of each prefill -> sampler tail and logits of each decode step
-    -> faults planted in copies of this run's own data
+    support -> trace point by point -> what the sequence left behind -> last-token logits ->
+    routing -> batched against per-token -> eager against graph -> sampler tail of each prefill ->
+    sampler tail and logits of each decode step -> faults planted in copies of this run's own data
 
 A device error on the way is raised, not judged.
 """
@@ -17,16 +17,21 @@ from reference.forward import DenseCache
 from reference.model import Model, check_tokens
 from reference.model.errors import InputError, Unsupported
 from reference.model.trace import Trace
-from suites.harness import kv, steps
 from suites.harness import pair as pairs
+from suites.harness import recurrent, steps
+from suites.harness.bounds_delta_net import DeltaRule
 from suites.harness.compare import compare, compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
-from suites.harness.kv import KVSnapshot
+from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules, first_broken, judge_trace, summarise
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
+from suites.harness.routing import Choices, RoutingTrace, choices_of
 from suites.harness.selftest import planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
+
+PROMPT_BEFORE = 8
+"""Tokens of another prompt that a model with recurrent states sees before the traced run."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class _Run:
         self._tokens = tokens
         self._options = options
         self._say = say
+        self._replayed_choices: Choices = {}
         self._references = References(model, options.kv_type_k, options.kv_type_v, dense=dense)
         self._checks: list[Check] = []
         self._notes: list[str] = []
@@ -114,7 +120,7 @@ class _Run:
         results, snapshots = {}, {}
         for mode in self._options.modes:
             results[mode] = self._prefill(mode)
-            snapshots[mode] = self._snapshot()
+            snapshots[mode] = LeftBehind.of(self._engine, self._model.spec)
         decoded = steps.decode(
             self._engine,
             results[self._options.modes[-1]],
@@ -140,6 +146,7 @@ class _Run:
             judged = Verdict(tuple(self._checks[first:]))
             self._run["validate_line"] = pairs.validate_line(pair, judged, limit)
         self._decode(decoded)
+        self._routing()
         self._checks += replayed
         proofs = pairs.proofs if len(results) == 2 else None
         per_token, batched = results.get("per-token"), results.get("batched")
@@ -163,23 +170,23 @@ class _Run:
         """
         if not decoded.steps or not pairs.is_exact(self._options.path):
             return []
-        held, mode = self._snapshot(), self._options.modes[-1]
-        result = self._prefill(mode, tokens=(*self._tokens, *decoded.fed))
+        held, mode = LeftBehind.of(self._engine, self._model.spec), self._options.modes[-1]
+        # Which experts the decoded tokens went to shows only here: decoding is not traced.
+        routed = any(layer.experts is not None for layer in self._model.spec.layers)
+        trace = RoutingTrace() if routed else None
+        result = self._prefill(mode, trace, (*self._tokens, *decoded.fed))
+        if trace is not None:
+            self._replayed_choices = choices_of(trace, self._model.spec)
         name = f"decode equals {mode} prefill of the same tokens"
         link = (
             f"logits after {len(decoded.fed)} decode steps differ from a prefill of the same tokens"
         )
         last = np.asarray(decoded.steps[-1].tail.logits)
         logits = self._same_bits(name, last, np.asarray(result.logits)[-1], link)
+        again = LeftBehind.of(self._engine, self._model.spec)
         length = len(self._tokens) + len(decoded.fed)
-        cache = kv.pair_check(
-            self._snapshot(),
-            held,
-            length,
-            name=f"{name}: KV contents",
-            link="KV cache after decoding against a prefill",
-        )
-        return [logits, cache]
+        where = "{} after decoding against a prefill"
+        return [logits, *held.checks_against(again, length, name, where)]
 
     def _same_bits(self, name: str, got: Any, want: Any, link: str) -> Check:
         """Equal bits; NaN on both sides counts as diverged where something broke before."""
@@ -196,11 +203,14 @@ class _Run:
         """What an earlier check found to be broken; empty where nothing was."""
         return next((c.link for c in self._checks if c.state is State.DIVERGED), "")
 
-    def _snapshot(self) -> KVSnapshot:
-        return kv.snapshot(self._engine, self._model.spec.layer_count)
-
     def _trace(self, mode: str) -> Prefilled:
-        """Runs eagerly with every point recorded and judges each point alone."""
+        """Runs eagerly with every point recorded and judges each point alone.
+
+        Another prompt goes before it where layers keep a state: what it leaves must not show.
+        """
+        spec = self._model.spec
+        if recurrent.recurrent_layers(spec):
+            self._prefill(mode, tokens=self._tokens[::-1][:PROMPT_BEFORE])
         self._recorded = Trace(meta={"mode": mode})
         result = self._prefill(mode, self._recorded)
         recorded = self._recorded
@@ -211,10 +221,17 @@ class _Run:
                 )
             recorded.tokens = self._tokens
         rules = LocalRules(self._options.path, self._options.kv_type_k, self._options.kv_type_v)
-        points = list(judge_trace(self._model, recorded, rules, progress=self._say))
+        states: dict[int, DeltaRule] = {}
+        points = list(
+            judge_trace(self._model, recorded, rules, recurrent=states, progress=self._say)
+        )
         self._checks += summarise(points)
+        self._notes += [f"{point.point.name}: {point.note}" for point in points if point.note]
         stored = (self._options.kv_type_k, self._options.kv_type_v)
-        self._checks.append(kv.written_check(recorded, self._snapshot(), stored))
+        held = LeftBehind.of(self._engine, spec)
+        self._checks += held.checks_of(recorded, stored, states, spec)
+        self._notes += held.notes()
+        self._references.choices.update(choices_of(recorded, spec))
         broken = first_broken(points)
         self._run["first_broken_point"] = None if broken is None else broken.point.name
         self._run["traced_mode"] = mode
@@ -256,7 +273,7 @@ class _Run:
     def _pair(
         self,
         results: dict[str, Prefilled],
-        snapshots: dict[str, KVSnapshot],
+        snapshots: dict[str, LeftBehind],
         end_to_end: float,
     ) -> str:
         per_token, batched = results["per-token"], results["batched"]
@@ -266,8 +283,11 @@ class _Run:
             pairs.logits_check(per_token, batched, limit, broken_since=self._broken())
         )
         if pairs.is_exact(self._options.path):
-            self._checks.append(
-                kv.pair_check(snapshots["per-token"], snapshots["batched"], len(self._tokens))
+            self._checks += snapshots["batched"].checks_against(
+                snapshots["per-token"],
+                len(self._tokens),
+                "prefill pair",
+                "batched against per-token {}",
             )
         else:
             self._notes.append(
@@ -283,6 +303,19 @@ class _Run:
         got, want = np.asarray(untraced.logits), np.asarray(traced.logits)
         self._checks.append(self._same_bits(name, got, want, link))
 
+    def _routing(self) -> None:
+        """Of the prompt, and of the decoded tokens where the replay recorded them."""
+        if not any(layer.experts is not None for layer in self._model.spec.layers):
+            return
+        judge = self._references.routing
+        self._checks.append(judge.check())
+        self._notes += [f"near-tie in routing: {turn}" for turn in judge.near_ties]
+        if self._options.n_decode and not self._replayed_choices:
+            self._notes.append(
+                "where decoded tokens were routed was not recorded: a near-tie there can move the "
+                "logits of a right engine"
+            )
+
     def _decode(self, decoded: steps.Decoded) -> None:
         self._run["generated"] = list(decoded.generated)
         if decoded.stopped:
@@ -293,6 +326,7 @@ class _Run:
         self._checks.append(tail_check("sampler tail: decode", decoded.tails))
         if not decoded.fed:
             return
+        self._references.choices.update(self._replayed_choices)
         expected = self._references.feed(decoded.fed, all_rows=True, progress=self._say)
         check, notes = steps.continuation(decoded, expected)
         self._checks.append(check)

@@ -50,8 +50,8 @@ def lost_tail(columns: int) -> Numerics:
     )
 
 
-ROPE_POSITION = _patch("reference.ops.rope_tables", lambda f: lambda fr, pos: f(fr, pos + 1))
-ROPE_BASE = _patch("reference.ops.rope_tables", lambda f: lambda fr, pos: f(fr * 0.999, pos))
+ROPE_POSITION = _patch("reference.ops.rope_tables", lambda f: lambda fr, pos, m: f(fr, pos + 1, m))
+ROPE_BASE = _patch("reference.ops.rope_tables", lambda f: lambda fr, pos, m: f(fr * 0.999, pos, m))
 ROPE_PAIRING = _patch(
     "reference.ops.rope",
     lambda f: lambda x, c, s, pairing: f(x, c, s, "neox" if pairing == "norm" else "norm"),

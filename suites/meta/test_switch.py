@@ -49,7 +49,8 @@ def test_the_switch_finds_the_moved_logit() -> None:
 
 def test_the_switch_sees_another_kv_cache() -> None:
     pair = replace(_pair(), kv_bits_equal=False)
-    assert prefill_judge(pair).summary() == "diverged: KV caches of the two prefill modes differ"
+    differ = "KV caches or recurrent states of the two prefill modes differ"
+    assert prefill_judge(pair).summary() == f"diverged: {differ}"
 
 
 def test_nan_on_both_sides_of_the_switch_is_invalid() -> None:
