@@ -1,4 +1,5 @@
 // Expert routing: which experts each token goes to, and which tokens each expert gets.
+#include "best.h"
 #include "numeric.h"
 
 #ifndef EXPERTS
@@ -6,18 +7,6 @@
 #endif
 constexpr int LANE_EXPERTS = (EXPERTS + SIMT_WAVE - 1) / SIMT_WAVE;
 static_assert(LANE_EXPERTS <= 32, "a lane keeps its experts' state in one 32-bit mask");
-
-struct Candidate {
-    float value;
-    int32_t index;  // -1: none
-};
-
-SIMT_DEVICE Candidate better(Candidate a, Candidate b) {
-    if (b.index < 0) return a;
-    if (a.index < 0) return b;
-    const bool second = b.value > a.value || (b.value == a.value && b.index < a.index);
-    return second ? b : a;
-}
 
 // logits (count, EXPERTS) -> chosen, weights (count, used): the `used` largest, the lowest index
 // first among equals; weights are their softmax over all experts, renormalised to sum 1.
@@ -44,16 +33,13 @@ SIMT_KERNEL(route, const float* logits, int32_t* chosen, float* weights, int32_t
     uint32_t taken = 0;
     float chosen_total = 0.0f;
     for (int place = 0; place < used; ++place) {
-        Candidate best = {0.0f, -1};
+        Best best = {0.0f, -1};
         SIMT_UNROLL
         for (int slot = 0; slot < LANE_EXPERTS; ++slot) {
             const int e = slot * SIMT_WAVE + lane;
-            if (e < EXPERTS && !((taken >> slot) & 1u)) best = better(best, Candidate{value[slot], e});
+            if (e < EXPERTS && !((taken >> slot) & 1u)) best = better(best, Best{value[slot], e});
         }
-        for (int offset = SIMT_WAVE / 2; offset > 0; offset /= 2) {
-            best = better(best, Candidate{simt::shuffle_xor(best.value, offset),
-                                          simt::shuffle_xor(best.index, offset)});
-        }
+        best = wave_best(best);
         if (best.index % SIMT_WAVE == lane) taken |= 1u << (best.index / SIMT_WAVE);
         const float probability = numeric::exp(best.value - largest) / total;
         chosen_total += probability;

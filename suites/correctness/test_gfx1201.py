@@ -17,7 +17,8 @@ from backend_hip.registry import REGISTRY, KernelRow
 
 FIRST_CLANG_WITH_GFX12 = 18
 EM_AMDGPU, MACH_GFX1201 = 224, 0x4E  # ELF header values, LLVM's AMDGPUUsage
-PARAMETERS = {"MAX_COLS": DEFAULT_MAX_COLS, "HEAD_SIZE": 128}
+PARAMETERS = {"MAX_COLS": DEFAULT_MAX_COLS}
+SIZES = {"HEAD_SIZE": 128, "STATE_SIZE": 128, "EXPERTS": 256}
 
 
 @cache
@@ -39,7 +40,7 @@ def test_compiles_for_gfx1201(row: KernelRow, tmp_path: Path) -> None:
     if clang is None:
         reason = "needs clang 18 or newer for gfx1201: apt-get install clang-19"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    source = source_of(row, PARAMETERS)
+    source = source_of(row, PARAMETERS, SIZES.get(row.sized, 0))
     text = tmp_path / source.file
     text.write_text(flatten(source.file))
     target = tmp_path / "kernel.co"

@@ -129,10 +129,13 @@ def test_attention(case: AttentionCase, device: Device) -> None:
     k, v = (generator.standard_normal(shape).astype(np.float32) for _ in range(2))
     layer = _layer("neox", case.head_size, case.heads, case.kv_heads, case.window)
     scale, start = float(case.head_size**-0.5), case.length - case.tokens
-    keys = [("attention", case.types, "any"), ("kv_write", case.types, "any")]
+    keys = [
+        ("attention", f"{case.types}@{case.head_size}", "any"),
+        ("kv_write", case.types, "any"),
+    ]
     room = case.length + 7  # unwritten rows after the last key hold NaN and must not matter
     with Lab(device) as lab:
-        parameters = {"HEAD_SIZE": case.head_size}
+        parameters: dict[str, int] = {}
         width = case.kv_heads * case.head_size
         key_cache, value_cache = (
             lab.buffer(np.full((room, width), np.nan, dtype=dtype)) for dtype in (type_k, type_v)
@@ -162,9 +165,7 @@ def test_each_query_head_reads_its_own_kv_head(device: Device) -> None:
         constants = np.arange(1, kv_heads + 1, dtype=np.float32)
         values = np.broadcast_to(constants[:, None], (length, kv_heads, size)).copy()
         with Lab(device) as lab:
-            flow = lab.flow(
-                [("attention", "f32,f32", "any")], {"HEAD_SIZE": size}, position=length - 1
-            )
+            flow = lab.flow([("attention", f"f32,f32@{size}", "any")], {}, position=length - 1)
             out = lab.output(1, heads * size)
             q = np.ones((1, heads * size), dtype=np.float32)
             zeros, constant = lab.buffer(np.zeros_like(values)), lab.buffer(values)
