@@ -1,0 +1,1 @@
+"""The reference against torch and Hugging Face transformers, which share no code with it."""
