@@ -203,6 +203,7 @@ class FakeEngine:
         return result
 
     def decode(self, token: int) -> FakeStep:
+        self._mode = "decode"
         with self._numerics("decode", False):
             row = self._reference.decode(token)
         row = self._fault.logits(row.copy(), "decode")

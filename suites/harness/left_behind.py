@@ -39,13 +39,17 @@ class LeftBehind:
         stored: tuple[str, str],
         states: Mapping[int, DeltaRule],
         spec: ModelSpec,
+        broken_since: str,
     ) -> list[Check]:
-        """Against what was recorded of the same run; `states` is what the recurrence must give."""
+        """Against what was recorded of the same run.
+
+        `states` is what the recurrence must give; `broken_since` the first broken point, if any.
+        """
         checks = []
         if self.kv:
             checks.append(kv.written_check(trace, self.kv, stored, value_norm=spec.value_norm))
         if self.states:
-            checks.append(recurrent.held_check(trace, states, self.states))
+            checks.append(recurrent.held_check(trace, states, self.states, broken_since))
         return checks
 
     def checks_against(

@@ -31,12 +31,15 @@ def snapshot(engine: JudgedEngine, spec: ModelSpec) -> StateSnapshot:
     return held
 
 
-def held_check(trace: Trace, expected: Mapping[int, DeltaRule], held: StateSnapshot) -> Check:
+def held_check(
+    trace: Trace, expected: Mapping[int, DeltaRule], held: StateSnapshot, broken_since: str = ""
+) -> Check:
     """What the layers hold after a traced prompt from position 0.
 
     The tail is the last recorded inputs of the convolution, bit for bit, behind zeros where the
     prompt is shorter. The memory is the recurrence over the recorded q, k, v, decay and beta,
-    within its limit. A layer that could not be judged makes the check invalid.
+    within its limit. A layer that could not be judged makes the check invalid, or diverged where
+    `broken_since` names the point that earlier checks found broken.
     """
     name, elements = "local: recurrent state", 0
     worst: tuple[str, Comparison] | None = None
@@ -44,7 +47,11 @@ def held_check(trace: Trace, expected: Mapping[int, DeltaRule], held: StateSnaps
         source = f"linear_attn_qkv-{layer}"
         if source not in trace or layer not in expected:
             missing = source if source not in trace else f"delta_out-{layer}"
-            return Check(name, State.INVALID, elements, detail=f"{missing} was not judged")
+            detail = f"{missing} was not judged"
+            if broken_since:
+                detail += f", broken since {broken_since}"
+            state = State.DIVERGED if broken_since else State.INVALID
+            return Check(name, state, elements, detail=detail)
         recorded = trace[source].reshape(len(trace[source]), -1)
         blank = np.zeros((len(tail), recorded.shape[1]), dtype=recorded.dtype)
         padded = np.concatenate([blank, recorded], axis=0)

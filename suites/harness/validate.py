@@ -227,13 +227,14 @@ class _Run:
         )
         self._checks += summarise(points)
         self._notes += [f"{point.point.name}: {point.note}" for point in points if point.note]
+        broken = first_broken(points)
+        since = None if broken is None else broken.point.name
         stored = (self._options.kv_type_k, self._options.kv_type_v)
         held = LeftBehind.of(self._engine, spec)
-        self._checks += held.checks_of(recorded, stored, states, spec)
+        self._checks += held.checks_of(recorded, stored, states, spec, since or "")
         self._notes += held.notes()
         self._references.choices.update(choices_of(recorded, spec))
-        broken = first_broken(points)
-        self._run["first_broken_point"] = None if broken is None else broken.point.name
+        self._run["first_broken_point"] = since
         self._run["traced_mode"] = mode
         return result
 

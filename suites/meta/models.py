@@ -1,11 +1,13 @@
 """Tiny models and prompts for the tests of the judge, built once a session."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
 import numpy as np
 
+from fixtures.golden import golden_model
 from fixtures.tiny import TINY, build_tiny
 from reference.model import Model, load_model
 
@@ -23,3 +25,20 @@ def tiny_model(name: str) -> Model:
 def prompt(model: Model, length: int = LENGTH, seed: int = 11) -> tuple[int, ...]:
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
     return tuple(int(token) for token in rng.integers(0, model.spec.vocab_size, length))
+
+
+@cache
+def oracle_model(name: str) -> Model:
+    """One of the golden models that llama.cpp's logits were recorded on."""
+    return load_model(golden_model(name).path)
+
+
+def with_tied_router(model: Model, layer: int) -> Model:
+    """The same model, but every router logit of `layer` is exactly 0: all experts tie."""
+    layers = list(model.weights.layers)
+    router = layers[layer]["ffn_gate_inp"]
+    layers[layer] = {
+        **layers[layer],
+        "ffn_gate_inp": replace(router, raw=np.zeros_like(router.raw)),
+    }
+    return replace(model, weights=replace(model.weights, layers=tuple(layers)))

@@ -1,0 +1,314 @@
+"""The one table of local tolerances: a row for each (op, rounding), with its reason.
+
+Limits are derived, not tuned. A local limit is
+
+    roundings(n) * u * magnitude        u = 2^-24, the unit roundoff of float32
+
+with `n` the length of the op's sum and `magnitude` the op's sum of absolute terms, taken from the
+ENGINE's recorded inputs (bounds.py). It bounds one op alone and is never chained through layers.
+Worst-case constants follow Higham, Accuracy and Stability of Numerical Algorithms, chapter 3: a sum
+whose longest chain of additions is d steps is off by at most gamma(d) = d*u / (1 - d*u) times the
+sum of its absolute terms.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from reference.model.errors import Unsupported
+
+UNIT_ROUNDOFF = 2.0**-24
+SMALLEST_NORMAL = 2.0**-126
+
+# The engine's kparallel dot product (one inline function for every number of columns): a lane takes
+# 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
+LANE_ELEMENTS = 8
+WAVE = 32
+TREE_LEVELS = 5
+# RMS norm: threads of the block that share a row's sum, and their waves (kernels/rms_norm.hip).
+NORM_BLOCK = 128
+NORM_WAVES = NORM_BLOCK // WAVE
+# Keys of one attention tile; each tile rescales the running sums once (kernels/attention.hip).
+ATTENTION_TILE = 32
+# kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
+EXP_ROUNDINGS = 4.0
+TANH_ROUNDINGS = 6.0
+# softplus there: log within 2 ulp, t / (u - 1), a product, and what u = 1 + t lost (Kahan).
+LOG1P_ROUNDINGS = 7.0
+# Where one check spans several operations, the rounding of a value that is already off is taken at
+# the exact value. The neglected part is that rounding's share of an error: below 2^-10 of it.
+SECOND_ORDER = 1 + 2.0**-10
+
+
+@dataclass(frozen=True)
+class Row:
+    """`roundings(n)` unit roundoffs are allowed on the op's magnitude for a sum of n terms.
+
+    `rounding` is the path whose order of summation the row describes, or "any".
+    """
+
+    op: str
+    rounding: str
+    roundings: Callable[[int], float]
+    magnitude: str
+    reason: str
+
+    def relative(self, n: int = 1) -> float:
+        """The relative limit for a sum of n terms."""
+        return gamma(self.roundings(n))
+
+
+def gamma(roundings: float) -> float:
+    """d*u / (1 - d*u), the standard bound on d compounded roundings."""
+    amount = roundings * UNIT_ROUNDOFF
+    if not amount < 1:
+        raise ValueError(f"tolerances: {roundings} roundings are more than float32 can bound")
+    return amount / (1 - amount)
+
+
+def _striped(n: int) -> float:
+    steps = math.ceil(n / (LANE_ELEMENTS * WAVE))
+    return LANE_ELEMENTS * steps + TREE_LEVELS + 1
+
+
+_ROWS = (
+    Row(
+        "embed",
+        "any",
+        lambda n: 2,
+        "|scale * embedding|",
+        "The table's value is exact; a scale rounds once itself and once in the product.",
+    ),
+    Row(
+        "rms_norm",
+        "any",
+        lambda n: 0.5 * (math.ceil(n / NORM_BLOCK) + TREE_LEVELS + NORM_WAVES + 3) + 5,
+        "|y|",
+        "The sum of squares has positive terms, so its relative error is its depth; the root "
+        "halves it; then mean, epsilon, root, division and two products round once each.",
+    ),
+    Row(
+        "linear",
+        "kparallel",
+        _striped,
+        "sum |w||x|",
+        "A lane adds 8 products a step over ceil(K / (8 * 32)) steps, five butterfly levels "
+        "follow, and a product may round by itself. Weights are the file's float32 values exactly.",
+    ),
+    Row(
+        "linear",
+        "serial",
+        lambda n: n + 1,
+        "sum |w||x|",
+        "One thread walks all of K: every product joins one chain of K additions.",
+    ),
+    Row(
+        "rope",
+        "any",
+        lambda n: 4,
+        "|a cos| + |b sin|",
+        "cos and sin (with YaRN's magnitude in them) are float64 values rounded once; two products "
+        "and one sum round once each. Elements that are not rotated are copies.",
+    ),
+    Row(
+        "score",
+        "any",
+        lambda n: n + 2,
+        "scale * sum |q||k|",
+        "The dot product over the head size in any order, and the scale.",
+    ),
+    Row(
+        "softmax",
+        "any",
+        lambda n: EXP_ROUNDINGS + 2,
+        "p * (|v| + |out|)",
+        "A relative error of exp is the absolute error of its argument (the score's, and one "
+        "rounding of score - maximum) plus exp's own.",
+    ),
+    Row(
+        "attention_sum",
+        "any",
+        lambda n: n + (EXP_ROUNDINGS + 2) * math.ceil(n / ATTENTION_TILE) + 2,
+        "sum p|v| + |out|",
+        "Weighted sum and normaliser over n keys in any order; each tile rescales both by one exp, "
+        "a product and a sum; the division rounds once.",
+    ),
+    Row(
+        "silu",
+        "any",
+        lambda n: EXP_ROUNDINGS + 4,
+        "|y|",
+        "exp of an exact argument, 1 + exp, division and product by up; all terms positive.",
+    ),
+    Row(
+        "gelu_tanh",
+        "any",
+        lambda n: TANH_ROUNDINGS,
+        "|up * gate / 2| * (tanh's argument error through 1 - tanh^2, tanh itself, the sum)",
+        "The argument has six roundings, of which 1 - tanh^2 lets a share through; tanh's own "
+        "error and 1 + tanh are absolute, because 1 + tanh cancels for negative gates.",
+    ),
+    Row("add", "any", lambda n: 1, "|a + b|", "One addition, rounded once."),
+    Row("copy", "any", lambda n: 0, "0", "The same values under a second name: exact."),
+    Row(
+        "bias",
+        "any",
+        lambda n: 1,
+        "|x . w + bias|",
+        "One addition after a projection, rounded once.",
+    ),
+    Row(
+        "scaled",
+        "any",
+        lambda n: 2,
+        "|(a + b) * scale|",
+        "A sum and a product round once each; the scale is the file's float32 value.",
+    ),
+    Row(
+        "soft_cap",
+        "any",
+        lambda n: TANH_ROUNDINGS + 2,
+        "|cap * tanh|",
+        "tanh's own error, the cap (a float64 in the file, float32 in the engine) and the product; "
+        "the argument's error passes through 1 - tanh^2 beside this.",
+    ),
+    Row(
+        "soft_cap_argument",
+        "any",
+        lambda n: 2,
+        "|x / cap|",
+        "The quotient and the cap round once each.",
+    ),
+    Row(
+        "sigmoid",
+        "any",
+        lambda n: EXP_ROUNDINGS + 2,
+        "|y|",
+        "exp of an exact argument, 1 + exp and a division; all terms positive.",
+    ),
+    Row(
+        "sigmoid_gated",
+        "any",
+        lambda n: EXP_ROUNDINGS + 3,
+        "|x * sigmoid(gate)|",
+        "The sigmoid and one product.",
+    ),
+    Row(
+        "softplus",
+        "any",
+        lambda n: EXP_ROUNDINGS + LOG1P_ROUNDINGS + 2,
+        "|softplus(x) * a|",
+        "log1p damps the relative error of exp; log1p itself, the sum with x (both positive) and "
+        "the product with a round after it. The error of alpha + bias passes through the slope.",
+    ),
+    Row(
+        "convolution",
+        "any",
+        lambda n: n,
+        "sum |x||tap|",
+        "One product per tap and a chain over all of them, in any order.",
+    ),
+    Row(
+        "unit_heads",
+        "any",
+        lambda n: 0.5 * (n + 1) + 4,
+        "|y|",
+        "The sum of squares over the head in any order and epsilon, halved by the root; then root, "
+        "division by the length, sqrt(head size) as a float32 and division by it round once each.",
+    ),
+    Row(
+        "delta_decay",
+        "any",
+        lambda n: EXP_ROUNDINGS + 1,
+        "|e^g S|",
+        "exp of the recorded log decay and one product per state element.",
+    ),
+    Row(
+        "delta_read",
+        "any",
+        lambda n: n,
+        "sum |S||k| or sum |S||q|",
+        "One chain of fused multiply-adds over the key index.",
+    ),
+    Row(
+        "delta_correction",
+        "any",
+        lambda n: 2,
+        "|(v - S^T k) * beta|",
+        "A difference and a product round once each.",
+    ),
+    Row(
+        "delta_update",
+        "any",
+        lambda n: 1,
+        "|S|",
+        "One fused multiply-add per state element.",
+    ),
+    Row(
+        "router",
+        "any",
+        lambda n: row("rms_norm").roundings(n) + 3,
+        "|y|",
+        "RMS norm without weight, then 1 / sqrt(E) (rounded itself) and the scale.",
+    ),
+    Row(
+        "routing",
+        "any",
+        lambda n: 0,
+        "0",
+        "A comparison of the engine's own logits does not round; ties go to the lowest index.",
+    ),
+    Row(
+        "routing_weights",
+        "any",
+        lambda n: 2 * EXP_ROUNDINGS + n + 3,
+        "w",
+        "exp above and below the line, the sum over n chosen experts, and two divisions; the sum "
+        "over all experts cancels. The rounding of logit - maximum is exp's argument's, beside.",
+    ),
+    Row(
+        "combine_experts",
+        "any",
+        lambda n: n + 1,
+        "sum over the chosen |w * scale * y|",
+        "Two products per expert and a chain over n of them.",
+    ),
+    Row(
+        "per_layer_input",
+        "any",
+        lambda n: 3,
+        "|projected + table| / sqrt(2)",
+        "A sum and a product with a rounded constant.",
+    ),
+    Row(
+        "rescale",
+        "any",
+        lambda n: 2,
+        "|x * constant|",
+        "A product with a constant that was rounded to float32 itself.",
+    ),
+    Row("kv_write", "any", lambda n: 0, "0", "Rounding to the storage type is a function: exact."),
+    Row(
+        "argmax", "any", lambda n: 0, "0", "A comparison does not round; ties go to the lowest id."
+    ),
+    Row(
+        "prefill_pair",
+        "kparallel",
+        lambda n: 0,
+        "0",
+        "Batched and per-token columns run one inline dot product: the contract is equal bits.",
+    ),
+)
+
+TABLE: Mapping[tuple[str, str], Row] = {(row.op, row.rounding): row for row in _ROWS}
+
+
+def row(op: str, rounding: str = "any") -> Row:
+    """The row of an op for a path, or the one for any path; Unsupported names what exists."""
+    found = TABLE.get((op, rounding), TABLE.get((op, "any")))
+    if found is None:
+        known = sorted(path for name, path in TABLE if name == op)
+        raise Unsupported(
+            f"tolerances: {op} has no row for path {rounding}; rows exist for: {', '.join(known)}"
+        )
+    return found
