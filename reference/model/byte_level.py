@@ -100,7 +100,7 @@ class ByteLevelBPE:
 
     def __init__(self, tokens: Sequence[str], merges: Sequence[str], pre: PreTokenizer) -> None:
         """`tokens` in id order, `merges` ("left right") by rank. InputError where they clash."""
-        pairs = [_pair(merge) for merge in merges]
+        pairs = [merge_pair(merge) for merge in merges]
         vocabulary = {token: index for index, token in enumerate(tokens)}
         try:
             model = models.BPE(vocabulary, pairs, ignore_merges=pre.whole_words)
@@ -119,7 +119,7 @@ class ByteLevelBPE:
         return ids
 
 
-def _pair(merge: str) -> tuple[str, str]:
+def merge_pair(merge: str) -> tuple[str, str]:
     """The first space after the first character parts the pair: a token may start with a space."""
     cut = merge.find(" ", 1)
     if cut < 0:

@@ -1,7 +1,7 @@
 """Text to token ids and back, from the metadata of a GGUF file.
 
 Follows llama.cpp (src/llama-vocab.cpp): special tokens written out in a text are recognised (its
-parse_special = true), the stretches between them go to the byte-level BPE or SentencePiece encoder.
+parse_special = true), the stretches between them go to one of three encoders.
 """
 
 import codecs
@@ -10,10 +10,12 @@ from typing import Any, Protocol
 
 from gguf.constants import TokenType
 
-from reference.model import byte_level, sentence_piece
+from reference.model import byte_level, piece_bpe, sentence_piece
 from reference.model.errors import InputError, Unsupported
+from reference.model.tokenizer_keys import TokenizerKeys
 
-KINDS = ("gpt2", "llama")
+# Byte-level BPE, SentencePiece, and BPE over pieces with the space mark.
+KINDS = ("gpt2", "llama", "gemma4")
 
 # llama.cpp goes by these spellings, whatever the file's metadata say about the end of generation.
 END_OF_GENERATION = frozenset({
@@ -54,15 +56,14 @@ class Tokenizer:
     ) -> None:
         """`adds`: whether the file asks for BOS in front and EOS at the end."""
         self._tokens = tokens
-        self._types = types
         self._encoder = encoder
         self._sentence_pieces = sentence_pieces
         self._space_prefix = space_prefix
         self._adds_bos, self._adds_eos = adds
         self.bos_id = bos_id
         self.eos_id = eos_id
-        named = (index for index, token in enumerate(tokens) if token in END_OF_GENERATION)
-        self.eog_ids: frozenset[int] = frozenset((*ends, *named))
+        self.eog_ids = end_ids(tokens, ends)
+        types = self._types = _settled_types(tokens, types, self.eog_ids)
         specials = [
             index for index, kind in enumerate(types) if kind in _SPECIAL or index in self.eog_ids
         ]
@@ -79,7 +80,7 @@ class Tokenizer:
         Raises Unsupported for a model or pre-tokenizer that is not implemented, by name, and
         InputError where keys are missing or contradict each other.
         """
-        keys = _Keys(metadata)
+        keys = TokenizerKeys(metadata)
         kind = keys.text("model", "")
         if kind not in KINDS:
             raise Unsupported(
@@ -95,11 +96,21 @@ class Tokenizer:
                 tokens, keys.scores(len(tokens)), types, unknown
             )
             default_bos, default_ids = True, (1, 2)
+        elif kind == "gemma4":
+            encoder = piece_bpe.PieceBPE(tokens, keys.strings("merges"))
+            default_bos = True
         else:
             pre = byte_level.pre_tokenizer(keys.text("pre", "default"))
             encoder = byte_level.ByteLevelBPE(tokens, keys.strings("merges"), pre)
             default_bos = pre.adds_bos
-        adds = keys.flag("add_bos_token", default_bos), keys.flag("add_eos_token", False)
+        if kind != "gpt2" and (name := keys.text("pre", "default")) not in ("default", kind):
+            raise Unsupported(
+                f"tokenizer: tokenizer.ggml.pre is {name!r}, expected default or {kind} because "
+                f"tokenizer.ggml.model is {kind}"
+            )
+        # llama.cpp adds BOS under gemma4 whatever the file says: early files say false.
+        adds_bos = keys.flag("add_bos_token", default_bos) or kind == "gemma4"
+        adds = adds_bos, keys.flag("add_eos_token", False)
         bos_id = keys.id("bos", len(tokens), default_ids[0])
         eos_id = keys.id("eos", len(tokens), default_ids[1])
         ends = (keys.id(name, len(tokens), None) for name in _END_KEYS)
@@ -107,8 +118,9 @@ class Tokenizer:
             tokens,
             types,
             encoder,
-            sentence_pieces=kind == "llama",
-            space_prefix=keys.flag("add_space_prefix", kind == "llama"),
+            sentence_pieces=kind != "gpt2",
+            # The other kinds never put one, whatever the key says.
+            space_prefix=keys.flag("add_space_prefix", True) and kind == "llama",
             bos_id=bos_id,
             eos_id=eos_id,
             ends=[index for index in (eos_id, *ends) if index is not None],
@@ -217,70 +229,25 @@ def _required(index: int | None, name: str) -> int:
     return index
 
 
-class _Keys:
-    """Typed access to `tokenizer.ggml.*`; every mismatch is an InputError that names the key."""
+def end_ids(tokens: Sequence[str], ends: Iterable[int]) -> frozenset[int]:
+    """Ids that end generation: `ends`, what the file names, and the spellings above.
 
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._metadata = metadata
+    As in llama.cpp, two spellings do not count beside others that show what they mean there.
+    """
+    named = (index for index, token in enumerate(tokens) if token in END_OF_GENERATION)
+    found = {tokens[index]: index for index in (*ends, *named)}
+    if "<|tool_response>" in found:  # Gemma 4, where </s> is ordinary text
+        found.pop("</s>", None)
+    calls = {"<|call|>", "<|calls|>"} & found.keys()
+    if calls and {"<|return|>", "<|flush|>"} & found.keys():  # harmony: <|end|> ends a message
+        found.pop("<|end|>", None)
+    return frozenset(found.values())
 
-    def _get(self, name: str, default: Any, kind: type, wanted: str) -> Any:
-        value = self._metadata.get(f"tokenizer.ggml.{name}", default)
-        if type(value) is not kind and value is not default:
-            raise InputError(
-                f"tokenizer: tokenizer.ggml.{name} is {str(value)[:40]!r}, expected {wanted}"
-            )
-        return value
 
-    def text(self, name: str, default: str) -> str:
-        return str(self._get(name, default, str, "a string"))
-
-    def flag(self, name: str, default: bool) -> bool:
-        return bool(self._get(name, default, bool, "true or false"))
-
-    def strings(self, name: str) -> list[str]:
-        values: list[str] | None = self._get(name, None, list, "a list of strings")
-        if values is None:
-            raise InputError(f"tokenizer: tokenizer.ggml.{name} is missing")
-        return values
-
-    def id(self, name: str, vocab_size: int, default: int | None) -> int | None:
-        """A token id; `default` where the key is missing and the vocabulary has it."""
-        key = f"{name}_token_id"
-        value: int | None = self._get(key, None, int, "a token id")
-        if value is None:
-            return default if default is not None and default < vocab_size else None
-        if not 0 <= value < vocab_size:
-            raise InputError(
-                f"tokenizer: tokenizer.ggml.{key} is {value}, expected 0 to {vocab_size - 1}"
-            )
-        return value
-
-    def tokens(self) -> list[str]:
-        tokens = self.strings("tokens")
-        if not tokens:
-            raise InputError("tokenizer: tokenizer.ggml.tokens is empty, expected a vocabulary")
-        named = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
-        if len(set(named)) != len(named):
-            seen: set[str] = set()
-            twice = next(token for token in named if token in seen or seen.add(token))  # type: ignore[func-returns-value]
-            raise InputError(f"tokenizer: token {twice!r} appears twice, expected each once")
-        return named
-
-    def types(self, count: int) -> list[int]:
-        return [int(kind) for kind in self._numbers("token_type", count, TokenType.NORMAL)]
-
-    def scores(self, count: int) -> list[float]:
-        return [float(score) for score in self._numbers("scores", count, 0.0)]
-
-    def _numbers(self, name: str, count: int, default: float) -> list[Any]:
-        values = self._metadata.get(f"tokenizer.ggml.{name}")
-        if values is None:
-            return [default] * count
-        length = len(values) if hasattr(values, "tolist") else "no list of numbers"
-        if length != count:
-            raise InputError(
-                f"tokenizer: tokenizer.ggml.{name} has {length} entries, expected {count}, one "
-                "for each token"
-            )
-        numbers: list[Any] = values.tolist()
-        return numbers
+def _settled_types(tokens: Sequence[str], types: Sequence[int], ends: frozenset[int]) -> list[int]:
+    """`types`, with a </s> that ends nothing made ordinary text, and <|end|> still a special."""
+    settled = [int(kind) for kind in types]
+    for spelling, kind in (("</s>", TokenType.NORMAL), ("<|end|>", TokenType.USER_DEFINED)):
+        if spelling in tokens and (index := list(tokens).index(spelling)) not in ends:
+            settled[index] = kind
+    return settled

@@ -9,20 +9,36 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import gguf
 import numpy as np
 import pytest
 
-from fixtures import registry
-from fixtures.golden import AS_USED, GATE, PUBLISHED, TINY_GATES, golden_model, published_model
+from fixtures import golden, registry
+from fixtures.golden import (
+    AS_USED,
+    GATE,
+    GREEDY_PROMPT,
+    PUBLISHED,
+    TINY_GATES,
+    golden_model,
+    published_model,
+)
 from fixtures.registry import PublishedFile, model_names, published_files, resolve_model
 from fixtures.tiny import FORMAT_NAMES, MIX, TINY, TinyCase, build_tiny
+from fixtures.tiny_metadata import add_metadata, add_vocabulary
 from reference.dequant import dequantise
+from reference.forward import Reference
 from reference.model import load_model
+from reference.model.architectures import ARCHITECTURES
 from reference.model.errors import InputError
 from reference.model.gguf import GGUFFile, read_gguf
 from reference.model.quant import FORMATS
 
-ARCHITECTURES = ("llama", "qwen3", "gemma3")
+IN_EVERY_FORMAT = ("llama", "qwen3", "gemma3")
+IN_FOUR_FORMATS = (
+    *("qwen2", "qwen3moe", "gemma4", "gemma4e", "gemma4moe"),
+    *("qwen35", "qwen35moe"),
+)
 EVERY_TINY = pytest.mark.parametrize("case", TINY.values(), ids=lambda case: case.id)
 MEGABYTE = 2**20
 
@@ -31,10 +47,13 @@ def _values(file: GGUFFile, name: str) -> np.ndarray:
     return dequantise(file.tensors[name].format, file.raw(name))
 
 
-def test_ids_cover_architectures_and_formats() -> None:
-    suffixes = ["", *(f"-{name.lower()}" for name in FORMAT_NAMES)]
-    assert [*TINY][:-1] == [f"tiny-{arch}{end}" for arch in ARCHITECTURES for end in suffixes]
-    assert [*TINY][-1] == "tiny-llama3"
+def test_ids_cover_shapes_and_formats() -> None:
+    every = ["", *(f"-{name.lower()}" for name in FORMAT_NAMES)]
+    four = ["", "-q8_0", "-q4_k", "-q6_k"]
+    want = [f"tiny-{shape}{end}" for shape in IN_EVERY_FORMAT for end in every]
+    want += [f"tiny-{shape}{end}" for shape in IN_FOUR_FORMATS for end in four]
+    assert [*TINY][: len(want)] == want
+    assert {case.architecture for case in TINY.values()} == set(ARCHITECTURES)
     assert all(case.id == name for name, case in TINY.items())
     assert len({case.seed for case in TINY.values()}) == len(TINY)
     assert set(FORMATS) - set(FORMAT_NAMES) == {"Q2_K", "Q3_K"}
@@ -57,17 +76,26 @@ def test_same_case_same_bytes(case: TinyCase, tmp_path: Path) -> None:
 @EVERY_TINY
 def test_tiny_models_are_small_and_hold_what_they_say(case: TinyCase) -> None:
     path = resolve_model(case.id)
-    assert path.stat().st_size < 1.25 * MEGABYTE
+    long_experts = case.experts is not None and case.experts.length == 256
+    assert path.stat().st_size < (2.25 if long_experts else 1.25) * MEGABYTE
     model = load_model(path)
     spec, file = model.spec, model.file
     assert (spec.architecture, spec.layer_count) == (case.architecture, case.layers)
+    assert spec.skipped_blocks == case.prediction_blocks
     assert (spec.embedding_length, spec.vocab_size) == (case.embedding_length, case.vocab_size)
     assert ("output.weight" in file.tensors) != case.tied
-    assert ("rope_freqs.weight" in file.tensors) == case.rope_factors
-    layer = spec.layers[0]
-    assert (layer.head_count, layer.head_count_kv) == (case.heads, case.kv_heads)
-    assert layer.head_count > layer.head_count_kv
-    assert (layer.head_size, layer.window) == (case.head_size, case.sliding_window)
+    assert ("rope_freqs.weight" in file.tensors) == case.rope.factors
+    for layer in spec.layers:
+        i = layer.index
+        assert (layer.head_count, layer.head_count_kv) == (case.heads, case.kv_heads_of(i))
+        assert layer.head_size == case.head_size_of(i)
+        assert layer.window == (case.sliding_window if case.slides(i) else None)
+        assert layer.owns_kv == (case.owns_kv(i) and not case.recurrent(i))
+        assert (layer.delta_net is not None) == case.recurrent(i)
+        assert (layer.experts is not None) == case.routed(i)
+        if layer.feed_forward_length:
+            assert layer.feed_forward_length == case.ffn_length_of(i)
+    assert any(layer.head_count > layer.head_count_kv for layer in spec.layers)
     names = {info.format.name for info in file.tensors.values() if len(info.shape) == 2}
     if case.format != MIX:
         assert case.format in names
@@ -75,7 +103,7 @@ def test_tiny_models_are_small_and_hold_what_they_say(case: TinyCase) -> None:
         assert {"Q4_K", "Q6_K"} <= names
     ids = model.tokenizer.encode("the cat said 漢")
     assert max(ids) < case.vocab_size
-    assert (ids[0] == model.tokenizer.bos_id) == (case.architecture != "qwen3")
+    assert (ids[0] == model.tokenizer.bos_id) == (not case.architecture.startswith("qwen"))
 
 
 def test_tiny_models_expose_mistakes() -> None:
@@ -83,8 +111,14 @@ def test_tiny_models_expose_mistakes() -> None:
     cases = TINY.values()
     assert any(case.head_size * case.heads != case.embedding_length for case in cases)
     assert any(case.head_size != case.embedding_length // case.heads for case in cases)
-    groups = {case.heads // case.kv_heads for case in cases}
-    assert len(groups) >= 3
+    layers = [(case, i) for case in cases for i in range(case.layers)]
+    groups = {case.heads // case.kv_heads_of(i) for case, i in layers}
+    assert len(groups) >= 4
+    counts = {case.experts.count for case in cases if case.experts}
+    assert counts == {5, 6, 12}, "no power of two"
+    nets = {case.delta_net for case in cases if case.delta_net}
+    # Tiled and grouped key heads differ only where there are several with several value heads each.
+    assert all(net.value_heads > net.key_heads > 1 for net in nets)
     assert {case.tied for case in cases} == {True, False}
     rows = {
         info.shape[-1] % 256
@@ -94,24 +128,68 @@ def test_tiny_models_expose_mistakes() -> None:
     }
     assert {0, 64, 96, 128, 160, 192} <= rows
     for case in cases:
-        if case.architecture == "gemma3":
+        if case.architecture.startswith("gemma"):
             windows = {layer.window for layer in load_model(resolve_model(case.id)).spec.layers}
             assert windows == {case.sliding_window, None}
 
 
 @EVERY_TINY
 def test_tiny_weights_are_alive(case: TinyCase) -> None:
-    """Norm weights away from 1, matrices of about 1 / sqrt(fan in), nothing zero or infinite."""
+    """Norm weights away from 1, matrices near 1 / sqrt(fan in), nothing zero or infinite.
+
+    test_sensitivity.py shows that each of them moves the logits.
+    """
     file = read_gguf(resolve_model(case.id))
     for name, info in file.tensors.items():
         values = _values(file, name).astype(np.float64)
         assert np.all(np.isfinite(values)), name
-        if len(info.shape) == 1:
-            assert np.ptp(values) > 0.5, name
-            assert np.all(values > 0), name
-        elif name.startswith("blk."):
-            gain = np.sqrt(np.mean(values**2) * info.shape[1])
-            assert 0.9 < gain < 1.1, name
+        assert np.all(np.any(values != 0, axis=-1)), name
+        if len(info.shape) == 1 and info.shape[0] > 1 and "norm" in name:
+            assert np.ptp(values) > 0.5 * values.mean() > 0, name
+        elif name.startswith("blk.") and len(info.shape) > 1 and "conv1d" not in name:
+            gain = np.sqrt(np.mean(values**2) * info.shape[-1])
+            assert 0.9 < gain < 2.2, name
+
+
+def _part_names(name: str) -> list[str]:
+    """What the rows of a fused tensor belong to, by the GGUF naming of the separate ones."""
+    prefix, _, rest = name.rpartition(".")
+    if prefix.endswith("ffn_gate_up_exps"):
+        return [prefix.replace("gate_up", part) + "." + rest for part in ("gate", "up")]
+    if prefix.endswith("attn_qkv"):
+        return [prefix.replace("qkv", part) + "." + rest for part in "qkv"]
+    return [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-llama-fused", "tiny-qwen2-fused", "tiny-qwen3moe-fused", "tiny-gemma4moe"]
+)
+def test_fused_tensors_equal_separate_ones(name: str, tmp_path: Path) -> None:
+    """The same rows written as separate tensors give the same logits, bit for bit."""
+    case, fused = TINY[name], gguf.GGUFReader(resolve_model(name))
+    writer = gguf.GGUFWriter(tmp_path / "apart.gguf", case.architecture)
+    add_metadata(writer, case)
+    add_vocabulary(writer, case)
+    sizes = [case.heads * case.head_size, *[case.kv_heads_of(0) * case.head_size] * 2]
+    written = 0
+    for tensor in fused.tensors:
+        parts = _part_names(tensor.name)
+        rows = -2 if tensor.data.ndim > 1 else -1
+        cuts = np.cumsum(sizes)[:2] if len(parts) == 3 else len(parts)
+        for part, data in zip(parts, np.split(tensor.data, cuts, axis=rows), strict=True):
+            writer.add_tensor(part, np.ascontiguousarray(data), raw_dtype=tensor.tensor_type)
+        written += len(parts) - 1
+    assert written > 0
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    logits = [
+        Reference(load_model(path)).prefill(range(40), logits="all")
+        for path in (resolve_model(name), tmp_path / "apart.gguf")
+    ]
+    assert np.array_equal(*logits)
+    assert np.ptp(logits[0]) > 1
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
@@ -147,7 +225,9 @@ def test_names_win_and_paths_pass_through(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("name", ["", "tiny", "tiny-bert", "tiny-llama-q9_9", "oracle-", "SMOLLM2"])
 def test_unknown_names_list_the_known(name: str) -> None:
-    with pytest.raises(InputError, match=f"model is {name!r}.*smollm2.*tiny-qwen3.*oracle-gemma3"):
+    with pytest.raises(
+        InputError, match=f"model is {name!r}.*smollm2.*tiny-qwen3.*oracle-gemma4moe.*q6_k"
+    ):
         resolve_model(name)
 
 
@@ -225,6 +305,9 @@ def test_golden_records_are_whole(name: str) -> None:
     vocab_size = len(read_gguf(golden.path).metadata["tokenizer.ggml.tokens"])
     assert [*golden.prompts][:6] == [1, 3, 17, 40, 79, 121]
     assert golden.meta["weights_f32"] is True
+    assert hashlib.sha256(golden.path.read_bytes()).hexdigest() == golden.sha256
+    assert golden.greedy_ids.shape == golden.greedy_margins.shape == (16,)
+    assert golden.greedy_ids[0] == golden.prompts[GREEDY_PROMPT].logits[-1].argmax()
     assert (golden.meta["type_k"], golden.meta["flash_attn"]) == ("f32", "off")
     for count, prompt in golden.prompts.items():
         assert prompt.tokens.shape == (count,)
@@ -233,6 +316,47 @@ def test_golden_records_are_whole(name: str) -> None:
         assert np.all(np.isfinite(prompt.logits))
         assert np.all(np.diff(prompt.positions) > 0)
     assert resolve_model(f"oracle-{name}") == golden.path
+
+
+def test_no_golden_file_is_too_large_for_git() -> None:
+    sizes = [path.stat().st_size for path in golden.FOLDER.rglob("*") if path.is_file()]
+    assert len(sizes) > 2 * len(TINY_GATES)
+    assert max(sizes) < MEGABYTE
+
+
+def test_parts_are_joined_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path))
+    want = golden_model("qwen35").sha256
+    path = golden_model("qwen35").path
+    assert path.is_relative_to(tmp_path)
+    stamp = path.stat().st_mtime_ns
+    assert golden_model("qwen35").path == path
+    assert path.stat().st_mtime_ns == stamp
+    path.write_bytes(path.read_bytes()[:-1])  # damaged in the cache: joined again
+    assert hashlib.sha256(golden_model("qwen35").path.read_bytes()).hexdigest() == want
+    assert [found.name for found in (tmp_path / "models").iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("fault", ["missing", "changed", "swapped"])
+def test_wrong_parts_are_refused(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden_model("qwen35")  # its record is read from the real folder
+    monkeypatch.setenv("ASSAY_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "qwen35"
+    folder.mkdir()
+    first, second = sorted((golden.FOLDER / "qwen35").glob("*.part?"))
+    contents = [first.read_bytes(), second.read_bytes()]
+    if fault == "changed":
+        contents[1] = contents[1][:-1] + bytes([contents[1][-1] ^ 1])
+    elif fault == "swapped":
+        contents.reverse()
+    for place, content in enumerate(contents[: 1 if fault == "missing" else 2]):
+        (folder / f"qwen35-q4_k_m.gguf.part{place}").write_bytes(content)
+    monkeypatch.setattr(golden, "FOLDER", tmp_path)
+    with pytest.raises(InputError, match=f"expected {golden_model('qwen35').sha256}"):
+        _ = golden_model("qwen35").path
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

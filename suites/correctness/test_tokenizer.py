@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 import fixtures
 from fixtures.golden import PUBLISHED, published_model
 from fixtures.registry import published_files, resolve_model
-from fixtures.tiny_vocabulary import boundary_vocabulary, byte_level_bpe, sentence_piece
+from fixtures.tiny_vocabulary import (
+    boundary_pieces,
+    boundary_vocabulary,
+    byte_level_bpe,
+    piece_bpe,
+    sentence_piece,
+)
 from reference.model.byte_level import PRE_TOKENIZERS
 from reference.model.errors import InputError, Unsupported
 from reference.model.gguf import read_gguf
@@ -25,7 +31,8 @@ PROMPTS = json.loads(
     (Path(str(fixtures.__file__)).parent / "prompts.json").read_text(encoding="utf-8")
 )
 STRINGS: list[str] = PROMPTS["strings"]
-TINY = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-llama3")
+PIECE_STRINGS: list[str] = PROMPTS["piece_strings"]
+TINY = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-llama3", "tiny-gemma4", "tiny-qwen35")
 BYTES = 256
 
 
@@ -73,6 +80,21 @@ def _spm_metadata(**changes: Any) -> dict[str, Any]:
     return _metadata(**{**spm, **changes})
 
 
+def _piece_metadata(**changes: Any) -> dict[str, Any]:
+    """Gemma 4's kind."""
+    vocabulary = piece_bpe()
+    pieces = {
+        "model": "gemma4",
+        "pre": None,
+        "merges": list(vocabulary.merges),
+        "tokens": list(vocabulary.tokens),
+        "token_type": np.array(vocabulary.token_types, dtype=np.int32),
+        "bos_token_id": vocabulary.bos_id,
+        "eos_token_id": vocabulary.eos_id,
+    }
+    return _metadata(**{**pieces, **changes})
+
+
 @pytest.mark.parametrize("name", PROMPTS["ids"])
 def test_ids_are_llama_cpps(name: str) -> None:
     _needs(name)
@@ -101,6 +123,60 @@ def test_words_are_cut_as_llama_cpp_cuts_them(pre: str) -> None:
         assert tokenizer.encode(text, add_bos=False) == ids, repr(text)
 
 
+@pytest.mark.parametrize("name", PROMPTS["piece_ids"])
+def test_pieces_are_merged_as_llama_cpp_merges_them(name: str) -> None:
+    texts = (*STRINGS, *PIECE_STRINGS)
+    if name == "boundary":
+        vocabulary = boundary_pieces(texts)
+        types = np.array(vocabulary.token_types, dtype=np.int32)
+        tokens, merges = list(vocabulary.tokens), list(vocabulary.merges)
+        tokenizer = Tokenizer.from_metadata(
+            _piece_metadata(tokens=tokens, token_type=types, merges=merges)
+        )
+    else:
+        tokenizer = _tokenizer(name)
+        assert sorted(tokenizer.eog_ids) == PROMPTS["end_of_generation"][name]
+    for text, ids in zip(texts, PROMPTS["piece_ids"][name], strict=True):
+        assert tokenizer.encode(text, add_bos=False) == ids, repr(text)
+
+
+def test_newlines_are_cut_off_and_taken_whole() -> None:
+    """A run of newlines that is a token is one; a longer one is single newlines, unmerged."""
+    tokenizer, tokens = Tokenizer.from_metadata(_piece_metadata()), piece_bpe().tokens
+    one, two, mark = (tokens.index(text) for text in ("\n", "\n\n", "▁"))
+    assert tokenizer.encode("\n\n", add_bos=False) == [two]
+    assert tokenizer.encode("\n\n\n", add_bos=False) == [one] * 3
+    assert tokenizer.encode(" \n ", add_bos=False) == [mark, one, mark]
+
+
+def test_gemma4_adds_bos_whatever_the_file_says() -> None:
+    for says in (None, True, False):
+        tokenizer = Tokenizer.from_metadata(_piece_metadata(add_bos_token=says))
+        assert tokenizer.encode("")[:1] == [tokenizer.bos_id]
+    assert Tokenizer.from_metadata(_piece_metadata()).encode("a", add_bos=False) != []
+
+
+def test_end_marks_that_mean_something_else() -> None:
+    """</s> beside <|tool_response> is text; <|end|> beside <|return|> and <|call|> no end."""
+    pieces = Tokenizer.from_metadata(_piece_metadata())
+    tokens = list(piece_bpe().tokens)
+    assert pieces.eog_ids == {1, tokens.index("<turn|>"), tokens.index("<|tool_response>")}
+    assert tokens.index("</s>") not in pieces.encode("a</s>", add_bos=False)
+    tokens[tokens.index("<|tool_response>")] = "<|other>"
+    alone = Tokenizer.from_metadata(_piece_metadata(tokens=tokens))
+    assert tokens.index("</s>") in alone.eog_ids
+    assert tokens.index("</s>") in alone.encode("a</s>", add_bos=False)
+    harmony = [*byte_level_bpe().tokens]
+    place = byte_level_bpe().bos_id
+    harmony[place : place + 4] = ["<|end|>", "<|return|>", "<|call|>", "<|x|>"]
+    ends = Tokenizer.from_metadata(_metadata(tokens=harmony, eos_token_id=place + 1))
+    assert ends.eog_ids == {place + 1, place + 2}
+    assert ends.encode("<|end|>", add_bos=False) == [place]
+    harmony[place + 2] = "<|y|>"
+    ends = Tokenizer.from_metadata(_metadata(tokens=harmony, eos_token_id=place + 1))
+    assert ends.eog_ids == {place, place + 1}
+
+
 def test_every_family_of_pre_tokenizers_has_an_oracle() -> None:
     assert {PRE_TOKENIZERS[name] for name in PROMPTS["pre_ids"]} == set(PRE_TOKENIZERS.values())
 
@@ -117,7 +193,7 @@ def test_prompts_of_the_published_models(name: str) -> None:
 
 def _unmarked(text: str, name: str) -> bool:
     """SentencePiece writes a space as U+2581 and cannot give a literal one back."""
-    return name != "tiny-gemma3" or "▁" not in text
+    return name not in ("tiny-gemma3", "tiny-gemma4") or "▁" not in text
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -179,6 +255,12 @@ def test_space_prefix() -> None:
     assert prefixed.piece(ids[0]) == " the"
     assert prefixed.decode(ids) == "the"
     assert plain.piece(plain.encode("the", add_bos=False)[0]) == "the"[:1]
+    for metadata in (_metadata, _piece_metadata):  # the other kinds put none, whatever the key says
+        with_key, without = (
+            Tokenizer.from_metadata(metadata(add_space_prefix=value)) for value in (True, None)
+        )
+        assert with_key.encode("the") == without.encode("the")
+        assert with_key.decode(without.encode(" the", add_bos=False)) == " the"
     after_special = prefixed.encode("<end_of_turn>the", add_bos=False)
     assert after_special[1:] == ids
 
@@ -219,6 +301,10 @@ def test_bytes_that_the_vocabulary_lacks_are_not_dropped() -> None:
     types[types == TokenType.BYTE] = TokenType.CONTROL
     with pytest.raises(InputError, match="cannot be spelled"):
         Tokenizer.from_metadata(_spm_metadata(token_type=types)).encode("漢")
+    tokens = [*piece_bpe().tokens]
+    tokens[tokens.index("<0xE6>")] = "<spare>"
+    with pytest.raises(InputError, match="'漢' cannot be spelled"):
+        Tokenizer.from_metadata(_piece_metadata(tokens=tokens)).encode("漢")
 
 
 def test_bad_text_and_ids() -> None:
@@ -231,12 +317,16 @@ def test_bad_text_and_ids() -> None:
 
 
 def test_vocabularies_that_are_not_implemented() -> None:
-    with pytest.raises(Unsupported, match="'bert', expected one of gpt2, llama"):
+    with pytest.raises(Unsupported, match="'bert', expected one of gpt2, llama, gemma4"):
         Tokenizer.from_metadata(_metadata(model="bert"))
     with pytest.raises(Unsupported, match="model is '', expected"):
         Tokenizer.from_metadata({})
     with pytest.raises(Unsupported, match="pre is 'tekken-9', expected one of default, gpt-2"):
         Tokenizer.from_metadata(_metadata(pre="tekken-9"))
+    for metadata, kind in ((_spm_metadata, "llama"), (_piece_metadata, "gemma4")):
+        with pytest.raises(Unsupported, match=f"pre is 'tekken-9', expected default or {kind}"):
+            Tokenizer.from_metadata(metadata(pre="tekken-9"))
+        Tokenizer.from_metadata(metadata(pre=kind))
 
 
 @pytest.mark.parametrize(
@@ -272,6 +362,20 @@ def test_contradictory_metadata(changes: dict[str, Any], says: str) -> None:
 def test_contradictory_sentence_pieces(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         Tokenizer.from_metadata(_spm_metadata(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"merges": None}, "merges is missing"),
+        ({"merges": ["ab"]}, "'ab' has no space"),
+        ({"merges": ["zz zz"]}, "do not fit"),
+        ({"tokens": ["a", "a"], "token_type": None}, "'a' appears twice"),
+    ],
+)
+def test_contradictory_pieces(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        Tokenizer.from_metadata(_piece_metadata(**changes))
 
 
 def test_tiny_vocabularies_cover_every_byte() -> None:
