@@ -33,12 +33,10 @@ def oracle_model(name: str) -> Model:
     return load_model(golden_model(name).path)
 
 
-def with_tied_router(model: Model, layer: int) -> Model:
-    """The same model, but every router logit of `layer` is exactly 0: all experts tie."""
+def with_tied_router(model: Model, layer: int, *, zero: bool = True) -> Model:
+    """The same model, but all experts of `layer` tie: router rows are 0, or all the first row."""
     layers = list(model.weights.layers)
     router = layers[layer]["ffn_gate_inp"]
-    layers[layer] = {
-        **layers[layer],
-        "ffn_gate_inp": replace(router, raw=np.zeros_like(router.raw)),
-    }
+    raw = np.zeros_like(router.raw) if zero else np.tile(router.raw[:1], (len(router.raw), 1))
+    layers[layer] = {**layers[layer], "ffn_gate_inp": replace(router, raw=raw)}
     return replace(model, weights=replace(model.weights, layers=tuple(layers)))
