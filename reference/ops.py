@@ -23,11 +23,11 @@ def rms_norm(x: Array, weight: Array | None, epsilon: float) -> Array:
 
     `weight` None is a weight of ones.
     """
-    mean_square = np.mean(np.square(x), axis=-1, keepdims=True, dtype=x.dtype)
+    mean_square = np.add.reduce(x * x, axis=-1, keepdims=True) / x.dtype.type(x.shape[-1])
     y: Array = x * (1 / np.sqrt(mean_square + x.dtype.type(epsilon)))
     if weight is not None:
         _require(x.shape[-1:] == weight.shape, "rms_norm", "weight", weight.shape, x.shape[-1:])
-        y = y * weight.astype(x.dtype, copy=False)
+        y *= weight.astype(x.dtype, copy=False)
     return y
 
 
@@ -70,19 +70,24 @@ def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
 
 def gated(gate: Array, up: Array, activation: Activation) -> Array:
     """(T, F), (T, F) -> (T, F): SwiGLU or GeGLU (Shazeer 2020), GELU in its tanh form."""
-    return (silu(gate) if activation == "silu" else gelu_tanh(gate)) * up
+    y = silu(gate) if activation == "silu" else gelu_tanh(gate)
+    y *= up
+    return y
 
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x), written so that exp never overflows."""
     decayed = np.exp(-np.abs(x))
-    y: Array = np.where(x >= 0, 1 / (1 + decayed), decayed / (1 + decayed))
+    y: Array = np.where(x >= 0, x.dtype.type(1), decayed)
+    y /= 1 + decayed
     return y
 
 
 def silu(x: Array) -> Array:
     """x * sigmoid(x)."""
-    return x * sigmoid(x)
+    y = sigmoid(x)
+    y *= x
+    return y
 
 
 def soft_cap(x: Array, cap: float) -> Array:
@@ -97,7 +102,14 @@ def gelu_tanh(x: Array) -> Array:
     root = x.dtype.type(np.sqrt(2 / np.pi))
     cubic = x.dtype.type(0.044715)
     half = x.dtype.type(0.5)
-    y: Array = half * x * (1 + np.tanh(root * x * (1 + cubic * x * x)))
+    y: Array = x * x
+    y *= cubic
+    y += 1
+    y *= x
+    y *= root
+    np.tanh(y, out=y)
+    y += 1
+    y *= half * x
     return y
 
 
