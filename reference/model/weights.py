@@ -271,6 +271,12 @@ def _unfused(file: GGUFFile, spec: ModelSpec) -> dict[str, Tensor]:
         if name in shapes or not parts or not all(part in shapes for part in parts):
             found[name] = Tensor(name, info.format, info.shape, raw)
             continue
+        twice = [part for part in parts if part in file.tensors]
+        if twice:
+            raise InputError(
+                f"model: tensor {name} holds the rows of {twice[0]}, which is there too; expected "
+                "one of them"
+            )
         axis = len(info.shape) - 2 if len(info.shape) > 1 else 0
         sizes = [shapes[part][axis] for part in parts]
         if sum(sizes) != info.shape[axis]:
