@@ -34,7 +34,7 @@ class MetadataKeys:
         return self._count(name, value, zero)
 
     def counts(self, name: str, length: int, default: int | None = None) -> list[int]:
-        """One positive whole number per layer: a list of `length`, or one for all."""
+        """One positive whole number per block: a list of `length`, or one for all."""
         value = self._value(name)
         if value is None:
             return [self._default(name, default, "a count")] * length
@@ -42,7 +42,7 @@ class MetadataKeys:
         return [self._count(name, item, False) for item in items]
 
     def flags(self, name: str, length: int) -> list[bool] | None:
-        """One truth value per layer, or None where the key is absent."""
+        """One truth value per block, or None where the key is absent."""
         value = self._value(name)
         if value is None:
             return None
@@ -120,7 +120,7 @@ class MetadataKeys:
         if len(items) != length:
             raise InputError(
                 f"model: {self._prefix}{name} has {len(items)} values, expected {length} because "
-                "there are that many layers"
+                "there are that many blocks"
             )
         return list(items)
 

@@ -52,7 +52,8 @@ class _Reader:
         self.keys = MetadataKeys(file.metadata, rules.name)
         self._file = file
         self._rules = rules
-        blocks = self.keys.count("block_count")
+        # Lists have a value for every block, those for prediction too.
+        blocks = self._blocks = self.keys.count("block_count")
         # Blocks for predicting several tokens ahead follow the model's own; nothing here uses them.
         self._skipped = self.keys.count("nextn_predict_layers", 0, zero=True)
         self._layers = blocks - self._skipped
@@ -121,14 +122,14 @@ class _Reader:
         slides = self._sliding_layers()
         window = keys.count("attention.sliding_window") if rules.sliding else None
         recurrent = self._recurrent_layers()
-        kv_heads = keys.counts("attention.head_count_kv", count, self._heads)
+        kv_heads = keys.counts("attention.head_count_kv", self._blocks, self._heads)
         full_size = self._head_size("")
         sliding_size = (
             self._head_size("_swa") if keys.has("attention.key_length_swa") else full_size
         )
         full_rope = self._rope(full_size)
         sliding_rope = self._sliding_rope(sliding_size) if rules.sliding else full_rope
-        lengths = [0] * count if rules.routed else keys.counts("feed_forward_length", count)
+        lengths = [0] * count if rules.routed else keys.counts("feed_forward_length", self._blocks)
         if rules.routed:
             keys.without_effect("feed_forward_length")
         delta_net = self._delta_net() if rules.hybrid else None
@@ -167,7 +168,7 @@ class _Reader:
         if not rules.sliding:
             return [False] * self._layers
         if rules.sliding_period is None or self.keys.is_list(name):
-            flags = self.keys.flags(name, self._layers)
+            flags = self.keys.flags(name, self._blocks)
             if flags is None:
                 raise InputError(
                     f"model: metadata key {rules.name}.{name} is missing, expected true or false "
@@ -181,7 +182,7 @@ class _Reader:
         if not self._rules.hybrid:
             return [False] * self._layers
         interval = self.keys.count("full_attention_interval", 4)
-        named = self.keys.flags("attention.recurrent_layers", self._layers)
+        named = self.keys.flags("attention.recurrent_layers", self._blocks)
         return named or [(i + 1) % interval != 0 for i in range(self._layers)]
 
     def _kv_layers(self, slides: list[bool]) -> list[int]:

@@ -1,6 +1,6 @@
 """The NumPy reference against llama.cpp's recorded logits, and against itself when chunked.
 
-test_delta_net.py has the two forms of the gated delta net and its state.
+test_delta_net_forms.py has the two forms of the gated delta net and its state.
 """
 
 from dataclasses import dataclass

@@ -231,6 +231,9 @@ REFUSALS = [
             r"blk.0.ssm_conv1d.weight has shape \(256, 4\), expected \(256, 3\)"),
     Refusal("recurrent-short", "qwen35", _set("qwen35.attention.recurrent_layers", [True] * 7),
             InputError, "recurrent_layers has 7 values, expected 8"),
+    Refusal("recurrent-without-prediction", "tiny-qwen35moe-nextn",
+            _set("qwen35moe.attention.recurrent_layers", [True, False, True]), InputError,
+            "recurrent_layers has 3 values, expected 4 because there are that many blocks"),
     Refusal("recurrent-no-flags", "qwen35", _set("qwen35.attention.recurrent_layers", [2] * 8),
             InputError, "recurrent_layers is .*expected true or false per layer"),
     Refusal("recurrent-elsewhere", "qwen35",
@@ -343,6 +346,7 @@ def test_prediction_blocks_are_skipped_and_counted(name: str) -> None:
     assert model.spec.skipped_blocks == 1
     assert f"blk.{last}.nextn.eh_proj.weight" in file.tensors
     assert len(model.weights.layers) == last
+    assert model.spec.layers[-1].delta_net is not None or name == "tiny-qwen35-nextn"
     names = {tensor.name for layer in model.weights.layers for tensor in layer.values()}
     assert not any(tensor.startswith(f"blk.{last}.") for tensor in names)
 
