@@ -8,7 +8,6 @@ from backend_hip.device import Buffer, Device
 from backend_hip.launch_arguments import DevicePointer
 from backend_hip.ops import Flow, Values
 from backend_hip.weights import DeviceTensor
-from reference.model.errors import Unsupported
 from reference.model.spec import DeltaNetSpec
 
 
@@ -19,10 +18,6 @@ class RecurrentState:
     """
 
     def __init__(self, net: DeltaNetSpec, device: Device, layer: int) -> None:
-        if net.state_size % 32 or not 32 <= net.state_size <= 256:
-            raise Unsupported(
-                f"delta net: state size is {net.state_size}; supported: multiples of 32 up to 256"
-            )
         self._shapes = (
             (net.value_heads, net.state_size, net.state_size),
             (net.conv_kernel - 1, net.channels),

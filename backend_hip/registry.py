@@ -20,6 +20,7 @@ PATHS = ("kparallel", "serial")
 KV_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1}  # codes of kernels/kv_type.h
 MAX_COLS_LIMIT = 64
 WAVE = 32
+LARGEST_BLOCK = 256  # threads, simt.h
 
 Key = tuple[str, str, str]
 
@@ -207,7 +208,13 @@ def requirements(
             keys.append(("kv_write", kv, "any"))
             keys.append(("attention", f"{kv}@{layer.head_size}", "any"))
         else:
-            keys.append(("delta_rule", f"@{layer.delta_net.state_size}", "any"))
+            size = layer.delta_net.state_size
+            if size % WAVE or not WAVE <= size <= LARGEST_BLOCK:
+                raise Unsupported(
+                    f"registry: delta net state size is {size}; supported: multiples of {WAVE} up "
+                    f"to {LARGEST_BLOCK}, because a block has a thread per value column"
+                )
+            keys.append(("delta_rule", f"@{size}", "any"))
             ops += ["convolve", "unit_heads", "delta_gates"]
             keys.append(("gated", "silu", "any"))
         if layer.experts is not None:

@@ -1,7 +1,7 @@
 """The gated delta net on the device against float64, at users' sizes, in any chunking."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +12,15 @@ from backend_hip import delta_net
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device
 from backend_hip.engine import Engine
+from backend_hip.registry import requirements
+from fixtures.registry import resolve_model
+from reference.model import load_model
 from reference.model.errors import Unsupported
 from reference.model.spec import DeltaNetSpec
 from suites.correctness.lab import Lab
 from suites.harness import bounds_delta_net as bounds
 from suites.harness.compare import compare
+from suites.harness.tolerances import row
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -55,7 +59,8 @@ def _inputs(case: NetCase) -> Arrays:
 
     def unit(heads: int) -> NDArray[np.float32]:
         x = generator.standard_normal((case.tokens, heads, case.state))
-        return (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)
+        x /= np.linalg.norm(x, axis=-1, keepdims=True)
+        return x.astype(np.float32)
 
     heads = (case.tokens, case.values)
     channels = np.full((case.tokens, case.net.channels), np.nan, dtype=np.float32)
@@ -141,8 +146,8 @@ def test_convolution_and_its_tail(tokens: int, taps: int, device: Device) -> Non
     result = compare(pieces[0][0].astype(np.float64), want, limit)
     assert result.ok, result.reason()
     history = np.concatenate([np.zeros((taps - 1, net.channels), dtype=np.float32), x])
-    for y, tail in pieces:
-        assert y.tobytes() == pieces[0][0].tobytes()
+    for rows_joined, tail in pieces:
+        assert rows_joined.tobytes() == pieces[0][0].tobytes()
         assert np.array_equal(tail, history[-(taps - 1) :])
 
 
@@ -177,15 +182,19 @@ def test_gates_over_the_whole_range(device: Device) -> None:
     result = compare(got.astype(np.float64), want, limit)
     assert result.ok, result.reason()
     wide = 1 / (1 + np.exp(-alpha.astype(np.float64)))
-    assert compare(
-        sigmoid.astype(np.float64), wide, bounds.row("sigmoid").relative() * wide + 1e-37
-    ).ok
+    assert compare(sigmoid.astype(np.float64), wide, row("sigmoid").relative() * wide + 1e-37).ok
 
 
-def test_state_sizes_that_do_not_fit_are_refused(device: Device) -> None:
+def test_state_sizes_that_do_not_fit_are_refused_before_anything_runs() -> None:
+    model = load_model(resolve_model("oracle-qwen35d64"))
     for size in (16, 48, 288):
+        layers = tuple(
+            replace(layer, delta_net=layer.delta_net and replace(layer.delta_net, state_size=size))
+            for layer in model.spec.layers
+        )
+        spec = replace(model.spec, layers=layers)
         with pytest.raises(Unsupported, match=f"state size is {size}; supported: multiples of 32"):
-            RecurrentState(DeltaNetSpec(size, 1, 1, 4), device, 0)
+            requirements(spec, model.weights, "kparallel", "f16", "f16")
 
 
 def test_state_is_loaded_and_stored_once_per_chunk(engine_for: Callable[..., Engine]) -> None:

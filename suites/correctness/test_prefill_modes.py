@@ -1,6 +1,6 @@
 """Batched prefill against per-token prefill: equal bits on kparallel, bounded on serial."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from backend_hip.engine import DEFAULT_MAX_COLS, Engine
-from backend_hip.results import PrefillResult
 from fixtures.golden import TINY_GATES
-from fixtures.tiny import TINY
+from fixtures.tiny import MIX, TINY
 from reference.forward import Reference
 from reference.model import Model
 from reference.model.trace import Trace
@@ -18,12 +17,16 @@ from suites.harness.compare import compare
 from suites.harness.tolerances import END_TO_END
 
 EngineFor = Callable[..., Engine]
+LeftBehind = dict[str, np.ndarray]
 
 LONGEST = 105
 MAX_COLS_SWEEP = (1, 8, 16, 32, 35, 40, 44, 48, 64)
 # One token, two, and one below, at and above one and two full chunks; 105 is the source's prompt.
 LENGTHS = sorted({1, 2, LONGEST} | {k * DEFAULT_MAX_COLS + d for k in (1, 2) for d in (-1, 0, 1)})
 MODELS = (*TINY, *(f"oracle-{name}" for name in TINY_GATES))
+# One model per architecture and shape, in its default mix of formats.
+DEFAULTS = tuple(name for name in TINY if TINY[name].format == MIX and name.count("-") == 1)
+DENSE = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "oracle-llama", "oracle-qwen3", "oracle-gemma3")
 KV_PAIRS = (("f32", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f16"))
 
 
@@ -34,20 +37,47 @@ def _tokens(model: Model, count: int = LONGEST) -> list[int]:
 
 @dataclass(frozen=True)
 class PerToken:
-    """One per-token run of LONGEST tokens; serves every shorter length too."""
+    """One per-token run of LONGEST tokens that serves every shorter length too.
 
-    result: PrefillResult
-    cache: tuple[tuple[np.ndarray, np.ndarray], ...]
+    `logits` (LONGEST, V); `cache` holds LONGEST positions; `states` by length, because a recurrent
+    state belongs to one length alone.
+    """
+
+    logits: np.ndarray
+    cache: LeftBehind
+    states: dict[int, LeftBehind]
 
 
-def _kv(engine: Engine) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    return tuple(engine.kv_contents(layer.index) for layer in engine.model.spec.layers)
+def _kv(engine: Engine) -> LeftBehind:
+    """Keys and values by name, each (position, KVH, D)."""
+    return {
+        f"{side} of layer {layer.index}": array
+        for layer in engine.model.spec.layers
+        if layer.owns_kv
+        for side, array in zip("KV", engine.kv_contents(layer.index), strict=True)
+    }
 
 
-def _per_token(engine: Engine) -> PerToken:
+def _states(engine: Engine) -> LeftBehind:
+    """Recurrent states by name."""
+    return {
+        f"{part} of layer {layer.index}": getattr(engine.recurrent_state(layer.index), part)
+        for layer in engine.model.spec.layers
+        if layer.delta_net is not None
+        for part in ("memory", "tail")
+    }
+
+
+def _per_token(engine: Engine, lengths: Sequence[int]) -> PerToken:
     engine.reset()
-    result = engine.prefill_per_token(_tokens(engine.model), logits="all")
-    return PerToken(result, _kv(engine))
+    rows, states, start = [], {}, 0
+    for end in sorted({*lengths, LONGEST}):
+        result = engine.prefill_per_token(_tokens(engine.model)[start:end], logits="all")
+        assert not any("batched" in route for route in result.routes)
+        rows.append(result.logits)
+        states[end] = _states(engine)
+        start = end
+    return PerToken(np.concatenate(rows), _kv(engine), states)
 
 
 def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
@@ -56,22 +86,29 @@ def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
     assert result.n_tokens == engine.position == length
     assert result.chunks == -(-length // engine.chunk)
     assert any("matvec_batched" in route for route in result.routes)
-    assert not any("matvec_batched" in route for route in expected.result.routes)
-    logits = compare(result.logits[0], expected.result.logits[length - 1], 0.0)
+    logits = compare(result.logits[0], expected.logits[length - 1], 0.0)
     assert logits.elements == engine.model.spec.vocab_size
     assert logits.bit_equal, f"logits at length {length}: {logits.reason()}"
-    for layer, (want, got) in enumerate(zip(expected.cache, _kv(engine), strict=True)):
-        for side, wanted, have in zip("KV", want, got, strict=True):
-            found = compare(have, wanted[:length], 0.0)
-            assert found.bit_equal, f"{side} of layer {layer}, length {length}: {found.reason()}"
+    wanted = {name: array[:length] for name, array in expected.cache.items()}
+    wanted |= expected.states[length]
+    got = _kv(engine) | _states(engine)
+    assert wanted
+    assert wanted.keys() == got.keys()
+    for name, want in wanted.items():
+        found = compare(got[name], want, 0.0)
+        assert found.bit_equal, f"{name}, length {length}: {found.reason()}"
 
 
-# Equal types on every model; unequal ones on one model per architecture.
+# The default model of each architecture runs every pair of types at every length, the others (more
+# formats and options of the same architectures) the default type at fewer lengths.
+FEWER_LENGTHS = (1, DEFAULT_MAX_COLS, DEFAULT_MAX_COLS + 1, LONGEST)
 MODE_CASES = [
     (name, kv_type_k, kv_type_v)
     for name in MODELS
     for kv_type_k, kv_type_v in KV_PAIRS
-    if kv_type_k == kv_type_v or name in ("tiny-llama", "tiny-qwen3", "tiny-gemma3")
+    if name in DEFAULTS
+    or (kv_type_k == kv_type_v and name.startswith(DENSE))
+    or (kv_type_k, kv_type_v) == ("f16", "f16")
 ]
 
 
@@ -80,8 +117,9 @@ def test_modes_agree_bit_for_bit(
     name: str, kv_type_k: str, kv_type_v: str, engine_for: EngineFor
 ) -> None:
     engine = engine_for(name, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
-    expected = _per_token(engine)
-    for length in LENGTHS:
+    lengths = LENGTHS if name in DEFAULTS or name.startswith(DENSE) else FEWER_LENGTHS
+    expected = _per_token(engine, lengths)
+    for length in lengths:
         _assert_equal_bits(engine, expected, length)
 
 
@@ -89,8 +127,9 @@ def test_modes_agree_bit_for_bit(
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-gemma3"])
 def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_for: EngineFor) -> None:
     engine = engine_for(name, max_cols=max_cols)
-    expected = _per_token(engine)
-    for length in sorted({1, max_cols - 1, max_cols, max_cols + 1, LONGEST} - {0}):
+    lengths = sorted({1, max_cols - 1, max_cols, max_cols + 1, LONGEST} - {0})
+    expected = _per_token(engine, lengths)
+    for length in lengths:
         _assert_equal_bits(engine, expected, length)
 
 
@@ -98,17 +137,17 @@ def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_for: EngineFor
 def test_chunk_changes_no_bit(chunk: int, engine_for: EngineFor) -> None:
     # Chunks longer than MAX_COLS run their products in several groups of columns.
     engine = engine_for("tiny-gemma3", chunk=chunk)
-    expected = _per_token(engine)
-    for length in (LONGEST, 41):
+    expected = _per_token(engine, (41, LONGEST))
+    for length in (41, LONGEST):
         _assert_equal_bits(engine, expected, length)
 
 
 def test_logits_at_every_position_agree(engine_for: EngineFor) -> None:
     engine = engine_for("tiny-qwen3")
-    expected = _per_token(engine)
+    expected = _per_token(engine, ())
     engine.reset()
     result = engine.prefill_batched(_tokens(engine.model), logits="all")
-    found = compare(result.logits, expected.result.logits, 0.0)
+    found = compare(result.logits, expected.logits, 0.0)
     assert found.elements == LONGEST * engine.model.spec.vocab_size
     assert found.bit_equal, found.reason()
 
@@ -117,7 +156,7 @@ def test_logits_at_every_position_agree(engine_for: EngineFor) -> None:
 def test_serial_path_is_bounded(name: str, engine_for: EngineFor) -> None:
     engine = engine_for(name, path="serial")
     tokens = _tokens(engine.model)
-    expected = _per_token(engine)
+    expected = _per_token(engine, ())
     dense: Any = {}
     runs = [
         Reference(engine.model, dtype=dtype, dense=dense, kv_type_k=kind, kv_type_v=kind).prefill(
@@ -131,36 +170,38 @@ def test_serial_path_is_bounded(name: str, engine_for: EngineFor) -> None:
     engine.reset()
     result = engine.prefill_batched(tokens)
     assert any("matvec_batched" in route and "serial" in route for route in result.routes)
-    found = compare(result.logits[0], expected.result.logits[-1], limit)
+    found = compare(result.logits[0], expected.logits[-1], limit)
     assert found.ok, found.reason()
 
 
-def test_prefill_continues_where_the_cache_ends(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-gemma3")
+@pytest.mark.parametrize("name", ["tiny-gemma3", "oracle-qwen35d64"])
+def test_prefill_continues_where_the_cache_ends(name: str, engine_for: EngineFor) -> None:
+    engine = engine_for(name)
     tokens = _tokens(engine.model)
-    expected = _per_token(engine)
+    expected = _per_token(engine, ())
     for cut in (1, 15, 16, 17, 39, 40, 41, 104):
         engine.reset()
         engine.prefill_batched(tokens[:cut])
         rest = engine.prefill_batched(tokens[cut:])
-        found = compare(rest.logits[0], expected.result.logits[-1], 0.0)
+        found = compare(rest.logits[0], expected.logits[-1], 0.0)
         assert found.bit_equal, f"cut at {cut}: {found.reason()}"
 
 
-def test_reset_leaves_nothing_of_the_last_prompt(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-gemma3")
+@pytest.mark.parametrize("name", ["tiny-gemma3", "oracle-qwen35d64", "oracle-gemma4e"])
+def test_reset_leaves_nothing_of_the_last_prompt(name: str, engine_for: EngineFor) -> None:
+    engine = engine_for(name)
     first = _tokens(engine.model)
     second = _tokens(engine.model, 41)
     engine.reset()
     clean = engine.prefill_batched(second)
-    contents = _kv(engine)
+    contents = _kv(engine) | _states(engine)
     engine.reset()
     engine.prefill_batched(first)
     engine.reset()
     again = engine.prefill_batched(second)
     assert again.logits.tobytes() == clean.logits.tobytes()
-    for want, got in zip(contents, _kv(engine), strict=True):
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(want, got, strict=True))
+    for name, got in (_kv(engine) | _states(engine)).items():
+        assert got.tobytes() == contents[name].tobytes(), name
 
 
 def test_eager_equals_graph(engine_for: EngineFor) -> None:
