@@ -19,7 +19,7 @@ from backend_hip.forward import Forward
 from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult
-from backend_hip.sampler import SamplerTail
+from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
 from backend_hip.state import DeviceCache, StepInput
 from backend_hip.switch import BatchedPrefill
@@ -186,7 +186,7 @@ class Engine:
     def decode(self, token: int) -> StepResult:
         """Feeds one token through the decode graph and reads every link of the tail back."""
         (token,) = self._accept([token], None)
-        self.step(token)
+        self._advance(token)
         tail = self._tail.record(
             self._scratch.logits.buffer, 0, self.model.spec.vocab_size, self._stamp
         )
@@ -195,14 +195,17 @@ class Engine:
     def step(self, token: int) -> int:
         """The production decode: one graph replay, the next token read from staging.
 
-        Unlike `decode` it reads nothing else back.
+        Reads nothing else back. DeviceError when staging does not hold a token of this very step.
         """
         check_tokens([token], self.model.spec, self.context_length - self._position)
-        self._write_step((token,))
-        self.kernels.replay(self._graph(with_tail=True))
-        self._position += 1
-        self.device.stream.synchronise()
-        return self._tail.staged()[0]
+        self._advance(token)
+        staged, stamp = self._tail.staged()
+        if stamp != self._stamp or staged < 0:
+            raise DeviceError(
+                f"sampler tail: staging holds token {staged} of step {stamp}, expected a token of "
+                f"step {self._stamp} ({POISON} is what was there before, {NAN_TOKEN} a NaN logit)"
+            )
+        return staged
 
     def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""
@@ -255,6 +258,13 @@ class Engine:
         self._stamp += 1
         self._tail.arm()
         self._step.write(self._position, self._stamp, part)
+
+    def _advance(self, token: int) -> None:
+        """One token through the decode graph; waits until its result has been staged."""
+        self._write_step((token,))
+        self.kernels.replay(self._graph(with_tail=True))
+        self._position += 1
+        self.device.stream.synchronise()
 
     def _graph(self, *, with_tail: bool) -> CountedGraph:
         """The captured one-token flow, with or without LM head and sampler tail."""

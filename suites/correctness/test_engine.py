@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from backend_hip import ops
 from backend_hip.device import Device
 from backend_hip.engine import Engine
 from backend_hip.registry import REGISTRY, requirements
@@ -13,7 +14,7 @@ from backend_hip.switch import VARIABLE, mode_from_environment
 from fixtures.golden import GATE, TINY_GATES, golden_model, published_model
 from fixtures.registry import resolve_model
 from reference.model import load_model
-from reference.model.errors import InputError, Unsupported
+from reference.model.errors import DeviceError, InputError, Unsupported
 from reference.model.sampling import argmax
 from suites.harness.compare import compare
 from suites.harness.pair import prefill_judge
@@ -105,6 +106,21 @@ def test_production_step_emits_what_the_observed_one_does(engine_for: EngineFor)
             sequence.append(token)
         sequences.append(sequence)
     assert sequences[0] == sequences[1]
+
+
+def test_production_step_refuses_a_stale_or_nan_token(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(resolve_model("tiny-qwen3"))
+    with Engine(model, device) as engine, monkeypatch.context() as patch:
+        patch.setattr(ops, "argmax", lambda *arguments: None)
+        with pytest.raises(DeviceError, match="expected a token of step 1"):
+            engine.step(5)
+    with Engine(model, device) as engine:
+        norm = engine.weights.top["output_norm"].buffer
+        norm.poison()  # NaN weights make every logit NaN
+        with pytest.raises(DeviceError, match="holds token -2 of step 1"):
+            engine.step(5)
 
 
 def test_decode_equals_prefill_of_the_longer_prompt(engine_for: EngineFor) -> None:
