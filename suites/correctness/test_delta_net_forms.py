@@ -11,6 +11,7 @@ from reference.delta_net import RecurrentState
 from reference.forward import Reference
 from reference.model import load_model
 from reference.model.spec import DeltaNetSpec
+from reference.ops import Array
 from suites.harness.compare import compare
 from suites.harness.tolerances import float64_forms_limit, oracle_limit
 
@@ -41,17 +42,21 @@ FORM_CASES = [
 ]
 
 
-def _inputs(case: FormCase) -> tuple[tuple[np.ndarray, ...], RecurrentState]:
+Inputs = tuple[Array, Array, Array, Array, Array]
+
+
+def _inputs(case: FormCase) -> tuple[Inputs, RecurrentState]:
     """q, k, v, g, beta as a layer makes them, and a state that is not zero."""
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([3, case.length])))
     heads, size = NET.value_heads, NET.state_size
     q, k, v = rng.standard_normal((3, case.length, heads, size))
-    unit = delta_net.unit_heads(q, 1e-6) / np.sqrt(size), delta_net.unit_heads(k, 1e-6)
+    q = delta_net.unit_heads(q, 1e-6) / np.sqrt(size)
+    k = delta_net.unit_heads(k, 1e-6)
     g = -case.decay * rng.exponential(size=(case.length, heads))
     beta = rng.uniform(0, 1, (case.length, heads))
     state = RecurrentState.zero(NET, np.dtype(np.float64))
     state.memory = rng.standard_normal(state.memory.shape)
-    return (*unit, v, g, beta), state
+    return (q, k, v, g, beta), state
 
 
 @pytest.mark.parametrize("case", FORM_CASES, ids=lambda case: case.id)
