@@ -6,7 +6,7 @@ between architectures is data in ModelSpec. Operations are called through their 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from reference import attention as attention_module
 from reference import delta_net, moe, ops
 from reference.delta_net import RecurrentState
+from reference.dense import DenseCache, DenseWeights, WeightsMode
 from reference.dequant import dequantise
 from reference.kv_cache import KVCache
 from reference.model import Model, check_tokens
 from reference.model.architectures import ARCHITECTURES
-from reference.model.spec import LayerSpec
+from reference.model.spec import LayerSpec, RopeSpec
 from reference.model.trace import LOGITS, Trace
 from reference.model.weights import Tensor
 from reference.moe import Routing
 from reference.ops import Array
 
-DenseCache = dict[str, NDArray[np.float32]]
+__all__ = ["DenseCache", "Reference"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class _Chunk:
     tokens: tuple[int, ...]
     positions: NDArray[np.int64]
     trace: Trace | None
+    rope_tables: dict[tuple[RopeSpec, bool], tuple[Array, Array]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -51,7 +53,9 @@ class Reference:
     """Runs one sequence through a model in float32 or float64.
 
     Weights are dequantised on first use and kept in `dense`; pass one dictionary to several
-    References of the same model to share the work.
+    References of the same model to share the work. Where they would take more than
+    `dense_budget_nbytes` (None: a share of the available memory) they are dequantised at each use
+    instead; `weights_mode` says which it is.
     """
 
     def __init__(
@@ -63,13 +67,20 @@ class Reference:
         kv_type_v: str = "f16",
         context_length: int | None = None,
         dense: DenseCache | None = None,
+        dense_budget_nbytes: int | None = None,
     ) -> None:
         self.model = model
         self.dtype = np.dtype(dtype)
         self._context_length = context_length or model.spec.context_length
         self._kv_types = (kv_type_k, kv_type_v)
-        self._dense: DenseCache = {} if dense is None else dense
+        kept: DenseCache = {} if dense is None else dense
+        self._weights = DenseWeights(model.weights, kept, dense_budget_nbytes)
         self.reset()
+
+    @property
+    def weights_mode(self) -> WeightsMode:
+        """ "kept" or "streamed": dequantised once, or at each use."""
+        return self._weights.mode
 
     @property
     def position(self) -> int:
@@ -173,10 +184,7 @@ class Reference:
         i, w = layer.index, self.model.weights.layers[layer.index]
         heads = (chunk.count, layer.head_count, layer.head_size)
         kv_heads = (chunk.count, layer.head_count_kv, layer.head_size)
-        factors = self._rope_factors(layer)
-        cos, sin = ops.rope_tables(
-            layer.rope.frequencies(factors), chunk.positions, layer.rope.magnitude
-        )
+        cos, sin = self._rope_tables(chunk, layer)
 
         gate = None
         q = self._biased(self._project(normed, w["attn_q"]), w.get("attn_q.bias"))
@@ -287,7 +295,7 @@ class Reference:
 
         def expert(e: int) -> tuple[Array, Array, Array]:
             gate, up, down = (
-                self._dense_expert(w[f"ffn_{part}_exps"], e) for part in ("gate", "up", "down")
+                self._weights.expert(w[f"ffn_{part}_exps"], e) for part in ("gate", "up", "down")
             )
             return gate, up, down
 
@@ -338,7 +346,7 @@ class Reference:
         return ops.rms_norm(x, tensor.vector(), self.model.spec.rms_epsilon)
 
     def _project(self, x: Array, tensor: Tensor) -> Array:
-        return ops.linear(x, self._dense_weight(tensor))
+        return self._weights.linear(x, tensor)
 
     def _biased(self, x: Array, bias: Tensor | None) -> Array:
         return x if bias is None else x + bias.vector().astype(self.dtype)
@@ -347,18 +355,16 @@ class Reference:
         """Rows of an embedding table, (T, columns), in this reference's dtype."""
         return dequantise(table.format, table.raw[list(tokens)], np.float32).astype(self.dtype)
 
+    def _rope_tables(self, chunk: _Chunk, layer: LayerSpec) -> tuple[Array, Array]:
+        """cos and sin for the chunk's positions, made once for all layers that rotate alike."""
+        rope, factors = layer.rope, self._rope_factors(layer)
+        key = (rope, factors is not None)
+        if key not in chunk.rope_tables:
+            cos, sin = ops.rope_tables(rope.frequencies(factors), chunk.positions, rope.magnitude)
+            chunk.rope_tables[key] = cos.astype(self.dtype), sin.astype(self.dtype)
+        return chunk.rope_tables[key]
+
     def _rope_factors(self, layer: LayerSpec) -> NDArray[np.float32] | None:
         """`rope_freqs` applies to layers that do not slide."""
         factors = self.model.weights.top.get("rope_freqs")
         return None if factors is None or layer.window is not None else factors.vector()
-
-    def _dense_weight(self, tensor: Tensor) -> NDArray[np.float32]:
-        return self._dense_rows(tensor.name, tensor, tensor.raw)
-
-    def _dense_expert(self, tensor: Tensor, expert: int) -> NDArray[np.float32]:
-        return self._dense_rows(f"{tensor.name}[{expert}]", tensor, tensor.raw[expert])
-
-    def _dense_rows(self, name: str, tensor: Tensor, raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-        if name not in self._dense:
-            self._dense[name] = dequantise(tensor.format, raw, np.float32)
-        return self._dense[name]

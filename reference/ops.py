@@ -54,8 +54,8 @@ def rope_tables(
 def rope(x: Array, cos: Array, sin: Array, pairing: Pairing) -> Array:
     """(T, heads, D) -> same: head pairs rotated by the position's angle (Su et al. 2021)."""
     _require(x.shape[0] == cos.shape[0], "rope", "x", x.shape, cos.shape)
-    cos = cos.astype(x.dtype)[:, None, :]
-    sin = sin.astype(x.dtype)[:, None, :]
+    cos = cos.astype(x.dtype, copy=False)[:, None, :]
+    sin = sin.astype(x.dtype, copy=False)[:, None, :]
     half = cos.shape[-1]
     y = np.array(x, copy=True)
     if pairing == "norm":
@@ -84,10 +84,16 @@ def sigmoid(x: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x * sigmoid(x)."""
-    y = sigmoid(x)
-    y *= x
-    return y
+    """x * sigmoid(x).
+
+    As x / (1 + e^-x), with few passes over the data. Below x = -88 (float32; -709 in float64) e^-x
+    overflows and the result is -0 instead of a value smaller than 1e-36 (1e-305).
+    """
+    y: Array = np.negative(x)
+    with np.errstate(over="ignore"):
+        np.exp(y, out=y)
+    y += 1
+    return np.divide(x, y, out=y)
 
 
 def soft_cap(x: Array, cap: float) -> Array:
