@@ -5,12 +5,14 @@ tables and their Markdown hold only rows whose verdict is ok. Files appear in ru
 --benchmark-json says) whole or not at all.
 """
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reports import reference_speed
 from reports.records import ReportError, load_records, write_text
 from reports.tables import document
 
@@ -66,7 +68,9 @@ def pytest_benchmark_update_json(
     config.stash[UNVERIFIED] += [row["fullname"] for row in rows if row not in kept]
     for row in kept:
         row["params"] = {"id": row["param"]}  # the case itself is in extra_info
-    output_json["benchmarks"] = kept
+    of_reference = [row for row in kept if reference_speed.is_reference_speed(row)]
+    output_json["benchmarks"] = [row for row in kept if row not in of_reference]
+    output_json["reference_speed"] = of_reference
     output_json["without_verdict"] = config.stash[UNVERIFIED]
 
 
@@ -80,10 +84,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     try:
         if not part.exists():
             raise ReportError("--benchmark: no benchmark was timed, so there is no table")
-        records = load_records(part)
         markdown = target.with_suffix(".md")
-        text = document(records, markdown=False)
-        write_text(markdown, document(records, markdown=True))
+        text = _document(part, markdown=False)
+        write_text(markdown, _document(part, markdown=True))
         part.replace(target)
         config.stash[SUMMARY] = f"{text}\nJSON: {target}\nMarkdown: {markdown}"
     except (ReportError, OSError) as error:
@@ -91,6 +94,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.stash[SUMMARY] = str(error)
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _document(path: Path, *, markdown: bool) -> str:
+    """Every table of a stored file. Raises ReportError where it has no row."""
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    parts = []
+    if stored["benchmarks"] or not stored["reference_speed"]:
+        parts.append(document(load_records(path), markdown=markdown))
+    if stored["reference_speed"]:
+        table = reference_speed.table(reference_speed.read_rows(stored["reference_speed"]))
+        parts.append((table.markdown() if markdown else table.terminal()) + "\n")
+    return "\n".join(parts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
