@@ -49,7 +49,7 @@ class LeftBehind:
         if self.kv:
             checks.append(kv.written_check(trace, self.kv, stored, value_norm=spec.value_norm))
         if self.states:
-            checks.append(recurrent.held_check(trace, states, self.states, broken_since))
+            checks.append(recurrent.held_check(trace, spec, states, self.states, broken_since))
         return checks
 
     def checks_against(

@@ -32,7 +32,11 @@ def snapshot(engine: JudgedEngine, spec: ModelSpec) -> StateSnapshot:
 
 
 def held_check(
-    trace: Trace, expected: Mapping[int, DeltaRule], held: StateSnapshot, broken_since: str = ""
+    trace: Trace,
+    spec: ModelSpec,
+    expected: Mapping[int, DeltaRule],
+    held: StateSnapshot,
+    broken_since: str = "",
 ) -> Check:
     """What the layers hold after a traced prompt from position 0.
 
@@ -44,6 +48,9 @@ def held_check(
     name, elements = "local: recurrent state", 0
     worst: tuple[str, Comparison] | None = None
     for layer, (memory, tail) in held.items():
+        problem = _shape_problem(spec, layer, memory, tail)
+        if problem:
+            return Check(name, State.DIVERGED, elements, link=f"recurrent state: {problem}")
         source = f"linear_attn_qkv-{layer}"
         if source not in trace or layer not in expected:
             missing = source if source not in trace else f"delta_out-{layer}"
@@ -74,6 +81,20 @@ def held_check(
     return Check(
         name, found.state, elements, found.measured, found.limit, found.headroom, found.where
     )
+
+
+def _shape_problem(spec: ModelSpec, layer: int, memory: Array, tail: Array) -> str:
+    """What is wrong with the arrays as such; empty where nothing is."""
+    net = spec.layers[layer].delta_net
+    assert net is not None
+    wanted = {
+        "memory": (memory, (net.value_heads, net.state_size, net.state_size)),
+        "tail": (tail, (net.conv_kernel - 1, net.channels)),
+    }
+    for part, (got, shape) in wanted.items():
+        if got.shape != shape or got.dtype != np.float32:
+            return f"{part} of layer {layer} is {got.dtype} {got.shape}, expected float32 {shape}"
+    return ""
 
 
 def pair_check(
