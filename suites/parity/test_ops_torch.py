@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from reference import moe, ops
-from reference.attention import attention
+from reference.attention import QUERY_BLOCK, attention
 from reference.model.sampling import SamplingOptions, sample
 from reference.model.spec import Activation, Pairing, RopeSpec, YarnSpec
 from suites.parity.oracle import require, widened
@@ -163,6 +163,10 @@ ATTENTION_CASES = [
     AttentionCase(17, 24, 9, 3, 64, window=16),
     AttentionCase(17, 24, 4, 4, 64, window=1),
     AttentionCase(33, 7, 8, 2, 256, scale=1.0),
+    AttentionCase(QUERY_BLOCK, 1, 4, 2, 16),
+    AttentionCase(QUERY_BLOCK + 1, 0, 4, 2, 16, window=16),
+    AttentionCase(2 * QUERY_BLOCK + 1, 37, 6, 2, 16),
+    AttentionCase(2 * QUERY_BLOCK + 1, 37, 6, 2, 16, window=QUERY_BLOCK + 1),
 ]
 
 
