@@ -65,8 +65,8 @@ def _read(row: Mapping[str, Any]) -> ReferenceSpeed:
     record = ReferenceSpeed(
         **values | {name: tuple(values[name]) for name in ("seconds", "peer_seconds")}
     )
-    samples = (*record.seconds, *record.peer_seconds)
-    if not samples or not all(sample > 0 for sample in samples):
+    sets = (record.seconds, record.peer_seconds)
+    if not all(samples and all(sample > 0 for sample in samples) for samples in sets):
         raise ReportError(f"records: reference speed of {record.model} has no samples above 0")
     if record.task not in TASKS or record.verdict != "ok":
         raise ReportError(
