@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from backend_hip.launch_arguments import DeviceMemory, DevicePointer, LaunchArguments
 from backend_hip.runtimes import RuntimeInfo, select_runtime
+from backend_hip.wave import WAVE
 from reference.model.errors import DeviceError, InputError, Unsupported
 
 Progress = Callable[[str], None]
@@ -272,8 +273,11 @@ class Device:
         properties = check(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
         self.name = str(properties.name)
         self.architecture = str(properties.gcnArchName).split(":")[0]
-        self.memory_nbytes = int(properties.totalGlobalMem)
-        self.wave_size = int(properties.warpSize)
+        if int(properties.warpSize) != WAVE:
+            raise Unsupported(
+                f"device: {self.name} ({self.architecture}) has waves of {properties.warpSize} "
+                f"lanes; supported: {WAVE}, as RDNA4 has"
+            )
         self.stream = Stream()
 
     @property
@@ -343,8 +347,17 @@ def open_device(device: str = "auto", *, progress: Progress | None = None) -> De
         )
     if runtime.rocm_path is not None:
         os.environ["ROCM_PATH"] = str(runtime.rocm_path)
-    _require_identity(runtime)
-    if check(hip.hipGetDeviceCount(), "hipGetDeviceCount") < 1:
+    try:
+        _require_identity(runtime)
+        count = check(hip.hipGetDeviceCount(), "hipGetDeviceCount")
+    except (RuntimeError, OSError) as error:  # hip-python's words for a library that will not load
+        raise InputError(
+            f"device: the HIP libraries of the {runtime.kind} runtime can't be loaded ({error}); "
+            "install ROCm or use --device cpu"
+        ) from None
+    except DeviceError as error:
+        raise InputError(f"device: the {runtime.kind} runtime finds no device: {error}") from None
+    if count < 1:
         raise InputError(f"device: the {runtime.kind} runtime reports no device")
     _active = runtime
     return Device(runtime)
@@ -352,16 +365,11 @@ def open_device(device: str = "auto", *, progress: Progress | None = None) -> De
 
 def _require_identity(runtime: RuntimeInfo) -> None:
     """Refuses a library that is not the chosen one; a ROCm wheel would win over ROCM_PATH."""
-    try:
-        for library in (hip, hiprtc):
-            for kind in ("cpu", "cuda"):
-                if library.has_symbol(f"assay_runtime_{kind}") != (kind == runtime.kind):
-                    raise Unsupported(
-                        f"device: {library.__name__} loaded another library than the "
-                        f"{runtime.kind} runtime; a ROCm SDK wheel in this environment takes "
-                        "precedence, remove it"
-                    )
-    except RuntimeError as error:
-        raise InputError(
-            f"device: the HIP library of the {runtime.kind} runtime can't be loaded: {error}"
-        ) from None
+    for library in (hip, hiprtc):
+        for kind in ("cpu", "cuda"):
+            if library.has_symbol(f"assay_runtime_{kind}") != (kind == runtime.kind):
+                raise Unsupported(
+                    f"device: {library.__name__} loaded another library than the "
+                    f"{runtime.kind} runtime; a ROCm SDK wheel in this environment takes "
+                    "precedence, remove it"
+                )

@@ -11,7 +11,8 @@ from typing import Any
 
 from backend_hip.compile import KernelSource, build
 from backend_hip.device import Device, Graph, Kernel, Module, Progress
-from backend_hip.registry import WAVE, KernelRow, Key, Registry
+from backend_hip.registry import KernelRow, Key, Registry
+from backend_hip.wave import WAVE
 
 
 class CountedGraph:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from backend_hip.device import Buffer
 from backend_hip.ops import Flow, Values, gated
-from backend_hip.registry import WAVE
+from backend_hip.wave import WAVE
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, ExpertsSpec
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.registry import WAVE
+from backend_hip.wave import WAVE
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
 

@@ -8,9 +8,12 @@ it, so that what is accepted and what exists can't differ. A path is a named bun
     any         ops that are the same on every path.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from backend_hip.wave import WAVE
 from reference.model.errors import InputError, Unsupported
 from reference.model.quant import FORMATS
 from reference.model.spec import ModelSpec
@@ -19,7 +22,6 @@ from reference.model.weights import Weights
 PATHS = ("kparallel", "serial")
 KV_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1}  # codes of kernels/kv_type.h
 MAX_COLS_LIMIT = 64
-WAVE = 32
 LARGEST_BLOCK = 256  # threads, simt.h
 
 Key = tuple[str, str, str]
@@ -31,8 +33,7 @@ class KernelRow:
 
     `signature`: see launch_arguments.py. `block`: threads per block, 0 for one per element of the
     sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
-    value stands in the key, as in "f16,f16@128", because layers differ in it. `roundings`: what
-    the kernel rounds beyond float32 arithmetic; the tolerance table reads it.
+    value stands in the key, as in "f16,f16@128", because layers differ in it.
     """
 
     op: str
@@ -45,7 +46,6 @@ class KernelRow:
     defines: tuple[tuple[str, int], ...] = ()
     parameters: tuple[str, ...] = ()
     sized: str = ""
-    roundings: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -81,80 +81,58 @@ _ARITHMETIC = {
 }
 
 
+def _row(op: str, file: str, signature: str, block: int, **rest: Any) -> KernelRow:
+    """A row with variant "", path "any" and the op's name as entry, unless `rest` says others."""
+    return KernelRow(
+        **{"op": op, "variant": "", "path": "any", "entry": op}  # type: ignore[arg-type]
+        | {"file": file, "signature": signature, "block": block}
+        | rest
+    )
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
-        defines = _weight_defines(name)
-        yield KernelRow("embed", name, "any", "embed.hip", "embed", "PPPif", 64, defines)
-        yield KernelRow(
-            "matvec", name, "kparallel", "matvec.hip", "matvec", "PPPii", 4 * WAVE, defines
-        )
-        yield KernelRow(
-            *("matvec_batched", name, "kparallel", "matvec_batched.hip", "matvec_batched"),
-            *("PPPiii", 4 * WAVE, defines),
-            parameters=("MAX_COLS",),
-        )
-        yield KernelRow(
-            *("matvec_batched", name, "serial", "matvec_serial.hip", "matvec_serial"),
-            *("PPPiii", 64, defines),
-            parameters=("MAX_COLS",),
-        )
-        for entry, signature in (("matvec_expert", "PPPPiii"), ("matvec_experts", "PPPPPiii")):
-            yield KernelRow(
-                *(entry, name, "kparallel", "matvec_experts.hip", entry, signature, 4 * WAVE),
-                defines,
-                parameters=("MAX_COLS",),
-            )
-    yield KernelRow("rms_norm", "", "any", "rms_norm.hip", "rms_norm", "PPPif", 128)
-    yield KernelRow("add_rms_norm", "", "any", "rms_norm.hip", "add_rms_norm", "PPPPPif", 128)
+        form = {"variant": name, "defines": _weight_defines(name)}
+        product = form | {"path": "kparallel"}
+        columns = {"parameters": ("MAX_COLS",)}
+        yield _row("embed", "embed.hip", "PPPif", 64, **form)
+        yield _row("matvec", "matvec.hip", "PPPii", 4 * WAVE, **product)
+        yield _row("matvec_batched", "matvec_batched.hip", "PPPiii", 4 * WAVE, **product, **columns)
+        serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
+        yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
+        experts = product | columns
+        yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
+        yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
+
+    yield _row("rms_norm", "rms_norm.hip", "PPPif", 128)
+    yield _row("add_rms_norm", "rms_norm.hip", "PPPPPif", 128)
     for pairing, code in (("norm", 0), ("neox", 1)):
-        yield KernelRow(
-            "rope", pairing, "any", "rope.hip", "rope", "PPPPii", WAVE, (("ROPE_NEOX", code),)
-        )
-    for type_k, code_k in KV_TYPES.items():
-        for type_v, code_v in KV_TYPES.items():
-            variant = f"{type_k},{type_v}"
-            types = (("K_TYPE", code_k), ("V_TYPE", code_v))
-            rounded = tuple(f"{side} stored as {t}" for side, t in (("K", type_k), ("V", type_v)))
-            yield KernelRow(
-                *("kv_write", variant, "any", "kv_write.hip", "kv_write", "PPPPPi", 64, types),
-                roundings=rounded,
-            )
-            yield KernelRow(
-                *("attention", variant, "any", "attention.hip", "attention", "PPPPPiif", WAVE),
-                types,
-                sized="HEAD_SIZE",
-                roundings=rounded,
-            )
+        defines = (("ROPE_NEOX", code),)
+        yield _row("rope", "rope.hip", "PPPPii", WAVE, variant=pairing, defines=defines)
+    for (type_k, code_k), (type_v, code_v) in itertools.product(KV_TYPES.items(), repeat=2):
+        types = {
+            "variant": f"{type_k},{type_v}",
+            "defines": (("K_TYPE", code_k), ("V_TYPE", code_v)),
+        }
+        yield _row("kv_write", "kv_write.hip", "PPPPPi", 64, **types)
+        yield _row("attention", "attention.hip", "PPPPPiif", WAVE, **types, sized="HEAD_SIZE")
     for activation, code in (("silu", 0), ("gelu_tanh", 1)):
-        defines = (("ACTIVATION", code),)
-        yield KernelRow(
-            *("gated", activation, "any", "elementwise.hip", "gated", "PPPi", 128, defines)
-        )
-        yield KernelRow(
-            *("gated_strided", activation, "any", "elementwise.hip", "gated_strided"),
-            *("PPPiii", 128, defines),
-        )
-    for entry, signature in _ARITHMETIC.items():
-        yield KernelRow(entry, "", "any", "arithmetic.hip", entry, signature, 128)
-    yield KernelRow("route", "", "any", "route.hip", "route", "PPPi", WAVE, sized="EXPERTS")
-    yield KernelRow(
-        *("group_by_expert", "", "any", "route.hip", "group_by_expert", "PPPi", WAVE),
-        sized="EXPERTS",
-    )
-    yield KernelRow(
-        *("combine_experts", "", "any", "combine_experts.hip", "combine_experts", "PPPPPii", 64)
-    )
-    yield KernelRow(
-        *("delta_rule", "", "any", "delta_net.hip", "delta_rule", "PPPPPPPiii", 0),
-        sized="STATE_SIZE",
-    )
-    for entry, signature, block in (
-        ("convolve", "PPPPiii", 64),
-        ("unit_heads", "PPiiff", WAVE),
-        ("delta_gates", "PPPPPii", 64),
-    ):
-        yield KernelRow(entry, "", "any", "delta_inputs.hip", entry, signature, block)
-    yield KernelRow("argmax", "", "any", "argmax.hip", "argmax", "PPPi", 256)
+        kind = {"variant": activation, "defines": (("ACTIVATION", code),)}
+        yield _row("gated", "elementwise.hip", "PPPi", 128, **kind)
+        yield _row("gated_strided", "elementwise.hip", "PPPiii", 128, **kind)
+    for op, signature in _ARITHMETIC.items():
+        yield _row(op, "arithmetic.hip", signature, 128)
+
+    yield _row("route", "route.hip", "PPPi", WAVE, sized="EXPERTS")
+    yield _row("group_by_expert", "route.hip", "PPPi", WAVE, sized="EXPERTS")
+    yield _row("combine_experts", "combine_experts.hip", "PPPPPii", 64)
+
+    yield _row("convolve", "delta_inputs.hip", "PPPPiii", 64)
+    yield _row("unit_heads", "delta_inputs.hip", "PPiiff", WAVE)
+    yield _row("delta_gates", "delta_inputs.hip", "PPPPPii", 64)
+    yield _row("delta_rule", "delta_net.hip", "PPPPPPPiii", 0, sized="STATE_SIZE")
+
+    yield _row("argmax", "argmax.hip", "PPPi", 256)
 
 
 class Registry:

@@ -15,7 +15,7 @@ _STORAGE: dict[str, np.dtype[Any]] = {
 }
 
 # Layout of kernels/flow.h.
-_POSITION, _STAMP, _COUNT, _TOKENS = 0, 1, 2, 4
+_POSITION, _STAMP, _TOKENS = 0, 1, 4
 
 
 class DeviceCache:
@@ -105,7 +105,7 @@ def _upload(device: Device, values: NDArray[np.float64], name: str) -> Buffer:
 
 
 class StepInput:
-    """Position, stamp, count and tokens of one flow: pinned on the host, copied by the flow."""
+    """Position, stamp and tokens of one flow: pinned on the host, copied by the flow."""
 
     def __init__(self, device: Device, max_tokens: int) -> None:
         self._device = device
@@ -115,7 +115,9 @@ class StepInput:
 
     def write(self, position: int, stamp: int, tokens: Sequence[int]) -> None:
         """Sets the host side. Only when no copy from it is in flight."""
-        self._host.array[: _TOKENS + len(tokens)] = [position, stamp, len(tokens), 0, *tokens]
+        self._host.array[_POSITION] = position
+        self._host.array[_STAMP] = stamp
+        self._host.array[_TOKENS : _TOKENS + len(tokens)] = tokens
 
     def queue_copy(self, count: int) -> None:
         """Queues the copy of a flow with `count` tokens to the device."""

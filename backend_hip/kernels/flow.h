@@ -8,7 +8,6 @@ namespace flow {
 enum Field : int32_t {
     POSITION = 0,  // absolute position of the first token
     STAMP = 1,     // step number; travels with the argmax result
-    COUNT = 2,     // tokens in this flow
     TOKENS = 4,    // ids start here
 };
 

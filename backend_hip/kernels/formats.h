@@ -19,16 +19,20 @@ constexpr int STRIPE = 8;
 struct Block { float value; };
 SIMT_DEVICE float decode1(const Block* row, int k) { return row[k].value; }
 #define FORMAT_IS_PLAIN
+constexpr int ELEMENTS = 1;
 #elif WEIGHT_FORMAT == 1  // F16
 struct Block { uint16_t value; };
 SIMT_DEVICE float decode1(const Block* row, int k) { return simt::half_to_float(row[k].value); }
 #define FORMAT_IS_PLAIN
+constexpr int ELEMENTS = 1;
 #elif WEIGHT_FORMAT == 30  // BF16
 struct Block { uint16_t value; };
 SIMT_DEVICE float decode1(const Block* row, int k) { return simt::bf16_to_float(row[k].value); }
 #define FORMAT_IS_PLAIN
+constexpr int ELEMENTS = 1;
 
 #elif WEIGHT_FORMAT == 2 || WEIGHT_FORMAT == 3  // Q4_0: (q - 8) d      Q4_1: q d + m
+constexpr int ELEMENTS = 32;
 struct Block {
     uint16_t d;
 #if WEIGHT_FORMAT == 3
@@ -53,6 +57,7 @@ SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
 }
 
 #elif WEIGHT_FORMAT == 6 || WEIGHT_FORMAT == 7  // Q5_0: (q - 16) d     Q5_1: q d + m
+constexpr int ELEMENTS = 32;
 struct Block {
     uint16_t d;
 #if WEIGHT_FORMAT == 7
@@ -79,6 +84,7 @@ SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
 }
 
 #elif WEIGHT_FORMAT == 8  // Q8_0: q d
+constexpr int ELEMENTS = 32;
 struct Block {
     uint16_t d;
     int8_t qs[32];
@@ -91,6 +97,7 @@ SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
 }
 
 #elif WEIGHT_FORMAT == 12 || WEIGHT_FORMAT == 13  // Q4_K, Q5_K: (d sc) q - (dmin m)
+constexpr int ELEMENTS = 256;
 struct Block {
     uint16_t d;
     uint16_t dmin;
@@ -131,6 +138,7 @@ SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
 }
 
 #elif WEIGHT_FORMAT == 14  // Q6_K: (d sc) (q - 32)
+constexpr int ELEMENTS = 256;
 struct Block {
     uint8_t ql[128];    // per half of 128: quarters 0, 1 low nibbles and 2, 3 high nibbles
     uint8_t qh[64];     // per half of 128: two bits for each quarter in one byte
@@ -157,6 +165,7 @@ SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
 #endif
 
 static_assert(sizeof(Block) == BLOCK_BYTES, "block size differs from reference/model/quant.py");
+static_assert(ELEMENTS == BLOCK_ELEMENTS, "block length differs from reference/model/quant.py");
 
 #ifdef FORMAT_IS_PLAIN
 // Rows of any length; elements past the end decode to zero.

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from reference.model.errors import InputError
+
 
 def cache_folder(kind: str) -> Path:
     """The folder for one `kind` of cached thing ("runtimes", "kernels", "models"), made on demand.
@@ -15,17 +17,41 @@ def cache_folder(kind: str) -> Path:
     override = os.environ.get("ASSAY_CACHE")
     base = Path(override) if override else user_cache_path("assay", appauthor=False)
     folder = base / kind
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cache: {folder} can't be made ({error.strerror}); ASSAY_CACHE names another folder"
+        ) from None
     return folder
 
 
 def atomic_write(path: Path, content: bytes) -> None:
-    """Writes `content` beside `path` and renames it, so that no reader sees a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    """Writes `content` beside `path` and renames it, so that no reader sees a part.
+
+    A symbolic link is followed; what is no regular file (a pipe, a device) is written to as it is.
+    InputError when the folder is missing, not writable or full.
+    """
+    target = path.resolve()
+    temporary = None
     try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
+        temporary = Path(name)
         with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, 0o666 & ~_umask())  # mkstemp makes it readable by its owner only
             stream.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary.replace(target)
+    except OSError as error:
+        raise InputError(f"write: {path} can't be written ({error.strerror})") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    current = os.umask(0)  # the only way to read it is to set it
+    os.umask(current)
+    return current

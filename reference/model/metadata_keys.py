@@ -14,6 +14,8 @@ from reference.model.errors import InputError, Unsupported
 
 T = TypeVar("T")
 
+LARGEST_COUNT = 2**31 - 1
+
 
 class MetadataKeys:
     """Reads `{architecture}.NAME`; names are given without the prefix."""
@@ -108,7 +110,13 @@ class MetadataKeys:
 
     def _count(self, name: str, value: Any, zero: bool) -> int:
         least = 0 if zero else 1
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        whole = not isinstance(value, bool) and isinstance(value, int | np.integer)
+        if whole and value > LARGEST_COUNT:
+            raise InputError(
+                f"model: {self._prefix}{name} is {value}, expected at most {LARGEST_COUNT} because "
+                "kernels count in 32 bits"
+            )
+        if not whole or value < least:
             kind = "whole number" if zero else "positive whole number"
             raise InputError(f"model: {self._prefix}{name} is {short(value)}, expected a {kind}")
         return int(value)

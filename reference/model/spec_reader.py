@@ -56,6 +56,11 @@ class _Reader:
         blocks = self._blocks = self.keys.count("block_count")
         # Blocks for predicting several tokens ahead follow the model's own; nothing here uses them.
         self._skipped = self.keys.count("nextn_predict_layers", 0, zero=True)
+        if blocks > len(file.tensors):
+            raise InputError(
+                f"model: block_count is {blocks}, but the file holds only {len(file.tensors)} "
+                "tensors and every block has several"
+            )
         self._layers = blocks - self._skipped
         if self._layers < 1:
             raise InputError(

@@ -8,7 +8,8 @@ Names are llama.cpp's (`cb(cur, "attn_norm", il)` in src/models/*.cpp): `{point}
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from reference.model.errors import InputError
 from reference.model.spec import DeltaNetSpec, LayerSpec, ModelSpec
 
 LOGITS = "result_output"
-_RESERVED = ("tokens", "logits", "meta")
 
 
 @dataclass(frozen=True)
@@ -161,23 +161,45 @@ class Trace:
     @staticmethod
     def load(path: Path) -> "Trace":
         """Reads what `save` wrote; InputError when it is not such a file."""
+        if not path.is_file():
+            raise InputError(f"trace: {path} is not a file, expected what `assay trace` wrote")
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            # Opened here, because np.load leaves a damaged file open.
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
                 arrays = {name: archive[name] for name in archive.files}
-            missing = [name for name in _RESERVED if name not in arrays]
-            if missing:
-                raise InputError(f"trace: {path} has no array {missing[0]}, expected a trace file")
-            meta = json.loads(str(arrays.pop("meta")))
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise InputError(f"trace: {path} can't be read as a trace file: {error}") from None
+            meta = json.loads(str(arrays.pop("meta")), parse_constant=_no_number)
+        except KeyError:
+            raise InputError(f"trace: {path} has no array meta, expected a trace file") from None
+        except (  # what NumPy, zipfile, zlib and json raise for damaged or hostile files
+            *(OSError, ValueError, EOFError, TypeError, AttributeError),
+            *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
+        ):
+            raise InputError(f"trace: {path} is not a whole trace file (.npz)") from None
+        return Trace._from_arrays(path, arrays, meta)
+
+    @staticmethod
+    def _from_arrays(path: Path, arrays: dict[str, NDArray[Any]], meta: Any) -> "Trace":
+        if not isinstance(meta, dict):
+            raise InputError(f"trace: meta of {path} is no JSON object")
+        for name in ("tokens", "logits"):
+            if name not in arrays:
+                raise InputError(f"trace: {path} has no array {name}, expected a trace file")
         tokens = arrays.pop("tokens")
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise InputError(
+                f"trace: tokens of {path} are {tokens.dtype} {tokens.shape}, expected whole numbers"
+            )
+        for name, array in arrays.items():
+            if array.ndim < 1 or array.dtype.kind not in "fiu":
+                raise InputError(
+                    f"trace: array {name} of {path} is {array.dtype} {array.shape}, "
+                    "expected rows of real numbers"
+                )
         trace = Trace(tuple(int(token) for token in tokens), meta)
         trace._parts = {name: [value] for name, value in arrays.items() if name != "logits"}
         trace._parts[LOGITS] = [arrays["logits"]]
         return trace
 
 
-def in_order(spec: ModelSpec, names: Sequence[str]) -> list[str]:
-    """`names` sorted as the forward pass makes them; names that it does not make are dropped."""
-    wanted = set(names)
-    return [point.name for point in trace_points(spec) if point.name in wanted]
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")

@@ -7,12 +7,12 @@ from backend_hip.compile import KERNEL_FOLDER, KernelSource, build, flatten
 from backend_hip.device import Buffer, Device, Event, Kernel, Module, PinnedArray, open_device
 from reference.model.errors import DeviceError, InputError
 
-SCALE = KernelSource("elementwise.hip", (("SIMT_BLOCK", 128), ("SIMT_WAVE", 32), ("ACTIVATION", 0)))
+ADD = KernelSource("arithmetic.hip", (("SIMT_BLOCK", 128), ("SIMT_WAVE", 32)))
 
 
 def _kernel(device: Device, signature: str = "PPPi", entry: str = "add") -> Kernel:
-    code = build(device, [SCALE])[SCALE]
-    return Kernel(Module(code, "elementwise"), entry, signature, 128)
+    code = build(device, [ADD])[ADD]
+    return Kernel(Module(code, "arithmetic"), entry, signature, 128)
 
 
 def _buffer(device: Device, array: np.ndarray) -> Buffer:

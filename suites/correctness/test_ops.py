@@ -8,7 +8,7 @@ import pytest
 
 from backend_hip import ops
 from backend_hip.device import Device
-from backend_hip.registry import WAVE
+from backend_hip.wave import WAVE
 from reference import ops as exact
 from reference.model.spec import Activation, LayerSpec, Pairing, RopeSpec
 from suites.correctness.lab import Lab
