@@ -4,6 +4,9 @@ hip-python loads `$ROCM_PATH/lib/libamdhip64.so` and `libhiprtc.so` at the first
 happens here and makes no HIP call; backend_hip.device sets the variable and checks what was loaded.
 """
 
+import ctypes.util
+import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ from reference.model.errors import InputError, Unsupported
 
 DEVICES = ("auto", "amd", "cuda", "cpu")
 _AMD_DRIVER = Path("/dev/kfd")
+_LIBRARY = "libamdhip64.so"
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,9 @@ class RuntimeInfo:
 def select_runtime(device: str, *, progress: Callable[[str], None] | None = None) -> RuntimeInfo:
     """The runtime for `device`: "auto", "amd", "cuda" or "cpu".
 
-    "auto" is amd when the kernel driver's /dev/kfd exists, else cpu. The CPU runtime is built into
-    the cache folder on first use; `progress` gets a line of text before that.
+    "auto" is amd when the kernel driver's /dev/kfd and ROCm's library are both there, else cpu
+    (`progress` is told when only the driver is). The CPU runtime is built into the cache folder on
+    first use; `progress` gets a line of text before that.
 
     Raises InputError for an unknown device, for "amd" without a driver and without a C++ compiler;
     Unsupported for "cuda".
@@ -53,8 +58,21 @@ def select_runtime(device: str, *, progress: Callable[[str], None] | None = None
             f"device: amd was asked for, but {_AMD_DRIVER} does not exist, so no AMD GPU driver "
             "is loaded; use --device cpu"
         )
+    if device == "auto" and has_amd and not _has_rocm():
+        has_amd = False
+        if progress is not None:
+            progress(f"{_AMD_DRIVER} is there but ROCm's {_LIBRARY} is not: running on the CPU")
     if device == "amd" or (device == "auto" and has_amd):
         return RuntimeInfo("amd", None, "hiprtc", f"the machine's ROCm ({_AMD_DRIVER})")
     compiler = find_compiler()
     folder = build_cpu_runtime(compiler, progress)
     return RuntimeInfo("cpu", folder, compiler.version, f"{compiler.version}, build {folder.name}")
+
+
+def _has_rocm() -> bool:
+    """Whether hip-python will find a HIP library: a ROCm SDK wheel, $ROCM_PATH or /opt/rocm."""
+    if importlib.util.find_spec("rocm_sdk") is not None:
+        return True
+    folders = [os.environ.get("ROCM_PATH"), "/opt/rocm"]
+    found = [Path(folder) / "lib" / _LIBRARY for folder in folders if folder]
+    return any(path.exists() for path in found) or ctypes.util.find_library("amdhip64") is not None
