@@ -18,7 +18,7 @@ from backend_hip.dispatch import CountedGraph, Kernels
 from backend_hip.forward import Forward
 from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Registry, requirements
-from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult
+from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
 from backend_hip.state import DeviceCache, StepInput
@@ -206,6 +206,25 @@ class Engine:
                 f"step {self._stamp} ({POISON} is what was there before, {NAN_TOKEN} a NaN logit)"
             )
         return staged
+
+    def run_tail(self, logits: NDArray[np.float32]) -> TailRecord:
+        """The sampler tail alone, on logits (V,) of the caller's: nothing else is touched.
+
+        What argmax does with ties, NaN and last elements can be shown only with chosen logits.
+        """
+        vocabulary = self.model.spec.vocab_size
+        if logits.shape != (vocabulary,) or logits.dtype != np.float32:
+            raise InputError(
+                f"engine: logits are {logits.dtype} {logits.shape}, expected float32 "
+                f"({vocabulary},)"
+            )
+        held = self._scratch.logits
+        self._write_step((0,))
+        self._step.queue_copy(1)
+        held.buffer.upload(np.ascontiguousarray(logits))
+        self._tail.queue(self._flow(1, batched=False), held.row(0), vocabulary)
+        self.device.stream.synchronise()
+        return self._tail.record(held.buffer, 0, vocabulary, self._stamp)
 
     def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""

@@ -4,7 +4,6 @@ Keys are GGUF's (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A k
 reads is refused by name: it might change the maths.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from reference.model.errors import InputError, Unsupported
 T = TypeVar("T")
 
 LARGEST_COUNT = 2**31 - 1
+LARGEST_NUMBER = float(np.finfo(np.float32).max)
 
 
 class MetadataKeys:
@@ -62,9 +62,9 @@ class MetadataKeys:
             return self._default(name, default, "a number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"model: {self._prefix}{name} is {short(value)}, expected a number")
-        if not (math.isfinite(value) and value > 0):
+        if not 0 < value <= LARGEST_NUMBER:
             raise InputError(
-                f"model: {self._prefix}{name} is {value}, expected a positive finite number"
+                f"model: {self._prefix}{name} is {value}, expected a positive finite float32"
             )
         return float(value)
 

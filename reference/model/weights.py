@@ -246,6 +246,8 @@ def load_weights(file: GGUFFile, spec: ModelSpec) -> Weights:
                 f"model: tensor {slot.tensor_name} is {tensor.format.name}; "
                 "supported for norm weights, biases, scales and tables: F32"
             )
+        if slot.kind == "vector":
+            _require_finite(tensor, positive=slot.role == "rope_freqs")
         (top if slot.layer is None else layers[slot.layer])[slot.role] = tensor
     unused = sorted(name for name in found if not name.startswith(skipped))
     if unused:
@@ -254,6 +256,18 @@ def load_weights(file: GGUFFile, spec: ModelSpec) -> Weights:
             f"as built here ({len(unused)} such); leaving it out would compute another model"
         )
     return Weights(top, tuple(layers))
+
+
+def _require_finite(tensor: Tensor, *, positive: bool) -> None:
+    """Norms, biases, scales and tables must be numbers; RoPE factors divide and must be above 0."""
+    values = tensor.vector()
+    good = np.isfinite(values) & (values > 0) if positive else np.isfinite(values)
+    if not good.all():
+        place = int(np.flatnonzero(~good.ravel())[0])
+        raise InputError(
+            f"model: tensor {tensor.name} holds {values.ravel()[place]} at place {place}, expected "
+            f"{'a positive number' if positive else 'a finite number'}"
+        )
 
 
 def _unfused(file: GGUFFile, spec: ModelSpec) -> dict[str, Tensor]:

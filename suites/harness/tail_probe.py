@@ -1,0 +1,70 @@
+"""Shows the sampler tail logits that a model seldom makes: ties, last elements, NaN, each wave.
+
+Greedy steps of a real prompt never reach these corners, so a device argmax that breaks ties upwards
+or ignores the last logit would pass every one of them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine
+from suites.harness.verdict import Check, State
+
+NAME = "sampler tail: chosen logits"
+_STRIDE = 256  # threads of the argmax block: neighbours in one thread are this far apart
+_WAVE = 32
+_SEED = 20_260_101
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Logits (V,) float32 and the token that the tail must emit for them."""
+
+    what: str
+    logits: NDArray[Any]
+    token: int
+
+
+def probes(vocabulary: int) -> Iterator[Probe]:
+    """Every corner that fits into the vocabulary."""
+    ground = np.random.default_rng(_SEED).uniform(-20, 5, vocabulary).astype(np.float32)
+
+    def peaks(what: str, *places: int) -> Probe:
+        logits = ground.copy()
+        logits[list(places)] = 9.25
+        return Probe(what, logits, min(places))
+
+    last = vocabulary - 1
+    yield peaks("the last logit", last)
+    yield peaks("a tie of first and last", 0, last)
+    for wave in range(min(_STRIDE, vocabulary) // _WAVE):
+        yield peaks(f"wave {wave}", wave * _WAVE + 3)
+    if vocabulary > _STRIDE + 4:
+        yield peaks("a tie against the order of threads", _STRIDE + 4, 5)
+    yield Probe("all equal", np.full(vocabulary, 1.5, dtype=np.float32), 0)
+    yield Probe("all minus infinity", np.full(vocabulary, -np.inf, dtype=np.float32), 0)
+    for place in sorted({0, vocabulary // 2, last}):
+        logits = ground.copy()
+        logits[place] = np.nan
+        yield Probe(f"NaN at {place}", logits, ARGMAX_SAW_NAN)
+
+
+def probe_check(engine: JudgedEngine, vocabulary: int) -> Check:
+    """Runs every probe through the engine's tail; the first that goes wrong is named."""
+    count = 0
+    for probe in probes(vocabulary):
+        tail = engine.run_tail(probe.logits)
+        fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
+        if not (fresh and tail.staged_token == tail.device_token == probe.token):
+            detail = (
+                f"{probe.what}: staged token {tail.staged_token}, device token "
+                f"{tail.device_token}, expected {probe.token}"
+                + ("" if fresh else "; not of this step")
+            )
+            return Check(NAME, State.DIVERGED, count + 1, detail=detail, link=f"{NAME}: {detail}")
+        count += 1
+    return Check(NAME, State.OK, count, detail=f"{count} chosen rows of logits")
