@@ -1,40 +1,36 @@
 """pytest's side of the suites: options, header, the device, models and engines.
 
 device           the opened device; one runtime a process
-load             load(name) -> Model, cached; any name or path of the registry
-tiny_model       the same for the tiny models only
-real_model       the same for published models; without their package the test does not run
+load             load(name) -> Model, cached; any name or path of the registry; without a published
+                 model's package the test does not run
 engine_factory   engine_factory(model, **options) -> Engine, reset, closed for you
-model_name       parameter: the models that --model names, else the tiny ones
+
+A test marked any_model(names...) has the parameter `model`: what --model names, else those names.
 """
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from threadpoolctl import ThreadpoolController
 
 from backend_hip import Device, Engine, open_device
 from backend_hip.runtimes import RuntimeInfo, select_runtime
 from fixtures.registry import model_names, published_files, resolve_model
-from fixtures.tiny import TINY
 from reference.model import Model, load_model
 from reference.model.errors import AssayError
-from suites.options import (
-    DEFAULT_MODELS,
-    DEVICE_KIND,
-    SELECTION,
-    add_options,
-    read_selection,
-)
+from suites.options import DEVICE_KIND, SELECTION, add_options, axis_value, read_selection
 
 pytest_plugins = ["suites.benchmark.plugin"]
 
 RUNTIME = pytest.StashKey[RuntimeInfo | str]()  # the text says why there is none
 RAN = pytest.StashKey[int]()
 IDLE_ENGINES = 8
+MODELS_SHOWN = 8
 
 LoadModel = Callable[[str], Model]
 
@@ -78,25 +74,27 @@ def _require_models(names: tuple[str, ...]) -> None:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     runtime = config.stash[RUNTIME]
-    models = ", ".join(config.stash[SELECTION].model or DEFAULT_MODELS)
     if isinstance(runtime, str):
         return [f"assay: no runtime, tests that need a device do not run ({runtime})"]
     label = "emulated" if runtime.kind == "cpu" else runtime.kind
-    return [
-        f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}, models {models}"
-    ]
+    return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}"]
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
+    """Names the models that run, once it is known which do."""
+    found = (axis_value(_parameters(item), "model") for item in items)
+    names = list(dict.fromkeys(name for name in found if name is not None))
+    if len(names) > MODELS_SHOWN:
+        names[MODELS_SHOWN:] = [f"and {len(names) - MODELS_SHOWN} more"]
+    return f"assay: models {', '.join(names) or 'of no parameter'}"
 
 
 # --- what is run --------------------------------------------------------------------------------
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "model_name" not in metafunc.fixturenames:
-        return
-    explicit = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
-    if not any("model_name" in names for names in explicit):
-        chosen = metafunc.config.stash[SELECTION].model or DEFAULT_MODELS
-        metafunc.parametrize("model_name", chosen)
+    for mark in metafunc.definition.iter_markers("any_model"):
+        metafunc.parametrize("model", metafunc.config.stash[SELECTION].model or mark.args)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -118,17 +116,12 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
     return {} if call is None else call.params
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and item.config.stash[DEVICE_KIND] in ("cpu", None):
-        _without_device(item.config, "needs a GPU, and this run has none")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    about_device = "device" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
+    about_device = "device" in getattr(item, "fixturenames", ())
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if skipped and about_device and item.config.getoption("--require-gpu"):
         report.outcome = "failed"
@@ -173,35 +166,37 @@ def device(pytestconfig: pytest.Config) -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def load() -> LoadModel:
-    """Model by registry name or path."""
-    return cache(lambda name: load_model(resolve_model(name)))
+    """Model by registry name or path. A published one whose package is not installed skips the
+    test, and fails it in CI.
+    """
+    loaded = cache(lambda name: load_model(resolve_model(name)))
 
-
-@pytest.fixture(scope="session")
-def tiny_model(load: LoadModel) -> LoadModel:
-    """Model by the name of a tiny one."""
-
-    def tiny(name: str) -> Model:
-        assert name in TINY, f"{name} is no tiny model"
-        return load(name)
-
-    return tiny
-
-
-@pytest.fixture(scope="session")
-def real_model(load: LoadModel) -> LoadModel:
-    """Published model by name. Skips where its package is not installed, and fails there in CI."""
-
-    def real(name: str) -> Model:
-        row = published_files()[name]
-        if find_spec(row.module) is None:
+    def load_or_skip(name: str) -> Model:
+        row = published_files().get(name)
+        if row is not None and find_spec(row.module) is None:
             reason = f"{name} is not installed: pip install {row.requires}"
             if _in_ci():
                 pytest.fail(reason, pytrace=False)
             pytest.skip(reason)
-        return load(name)
+        return loaded(name)
 
-    return real
+    return load_or_skip
+
+
+@pytest.fixture(scope="session")
+def _pools() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+@pytest.fixture(autouse=True)
+def _blas_threads(request: pytest.FixtureRequest, _pools: ThreadpoolController) -> Iterator[None]:
+    """One BLAS thread, because more only wait for each other on tiny matrices; all of them where
+    the test's model is a published one or a file.
+    """
+    name = axis_value(_parameters(request.node), "model")
+    large = name is not None and (name in published_files() or name not in model_names())
+    with nullcontext() if large else _pools.limit(limits=1, user_api="blas"):
+        yield
 
 
 # --- engines ------------------------------------------------------------------------------------

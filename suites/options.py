@@ -1,15 +1,18 @@
 """The options that pytest and the suites share, and what they select.
 
 Options narrow: a test case is kept when each of its axes that an option names has one of the
-option's values. A case has an axis as a parameter of that name (`model_name`, `prefill`, `path`,
+option's values. A case has an axis as a parameter of that name (`model`, `prefill`, `path`,
 `kv_type_k`, `kv_type_v`, `max_cols`) or as a field of a frozen record among its parameters
 (`case.model`, `case.path`, ...). Tests without the axis are not touched. A value that no case has
 is an error: what matches nothing must not look green.
+
+--model also adds: a test that takes any model (the marker `any_model`) runs those that it names.
 """
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +20,6 @@ import pytest
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
 from suites.harness.protocol import PREFILL_MODES
-
-DEFAULT_MODELS = ("tiny-llama", "tiny-llama3", "tiny-qwen3", "tiny-gemma3")
-
 
 # Set by the root conftest for whoever makes cases.
 SELECTION: "pytest.StashKey[Selection]" = pytest.StashKey()
@@ -38,6 +38,10 @@ def _one_of(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]
         return values
 
     return parse
+
+
+def _models(text: str) -> tuple[str, ...]:
+    return (text,) if Path(text).is_file() else tuple(text.split(","))
 
 
 def _columns(text: str) -> tuple[int, ...]:
@@ -97,9 +101,8 @@ _KNOWN: Mapping[str, Callable[[Any], bool]] = {
 
 def axis_value(parameters: Mapping[str, Any], axis: str) -> Any:
     """The case's value on an axis, None where it has no such axis."""
-    named = [parameters.get(axis), parameters.get(f"{axis}_name")]
     records = [value for value in parameters.values() if is_dataclass(value)]
-    for value in (*named, *(getattr(record, axis, None) for record in records)):
+    for value in (parameters.get(axis), *(getattr(record, axis, None) for record in records)):
         if value is not None and _KNOWN[axis](value):
             return value
     return None
@@ -111,13 +114,17 @@ def add_options(add: Callable[..., None]) -> None:
         "--device",
         choices=DEVICES,
         default="auto",
-        help="runtime: amd is the machine's ROCm, cpu emulates a device (default: auto)",
+        metavar="D",
+        help="runtime: amd (the machine's ROCm), cpu (emulates a device), cuda (not yet) or auto, "
+        "which is amd where present, else cpu (default: auto)",
     )
     add(
         "--model",
-        action="append",
-        metavar="MODEL",
-        help="registry name or GGUF file; may be given several times (default: the tiny models)",
+        action="extend",
+        type=_models,
+        metavar="MODELS",
+        help="registry names or GGUF files, comma-separated or given several times; tests that "
+        "take any model run these (default: those that each test names)",
     )
     add(
         "--prefill",

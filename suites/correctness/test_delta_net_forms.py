@@ -5,18 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fixtures.golden import golden_model
 from reference import delta_net
 from reference.delta_net import RecurrentState
 from reference.forward import Reference
 from reference.model import load_model
 from reference.model.spec import DeltaNetSpec
 from reference.ops import Array
+from suites.correctness.oracles import golden_name, golden_of
 from suites.harness.compare import compare
 from suites.harness.tolerances import float64_forms_limit, oracle_limit
 
 CHUNKS = (1, 2, 7, 16, 63, 64, 65)
-HYBRIDS = ("qwen35", "qwen35d64", "qwen35moe")
+HYBRIDS = ("oracle-qwen35", "oracle-qwen35d64", "oracle-qwen35moe")
 NET = DeltaNetSpec(state_size=16, key_heads=2, value_heads=6, conv_kernel=4)
 
 
@@ -105,29 +105,29 @@ def test_the_convolution_is_causal_and_carries_its_tail(length: int) -> None:
         assert np.array_equal(state.tail, padded[-(NET.conv_kernel - 1) :])
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("model", HYBRIDS)
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunked_prefill_leaves_the_same_state(name: str, chunk: int) -> None:
-    model = load_model(golden_model(name).path)
-    tokens = golden_model(name).prompts[79].tokens.tolist()
-    whole, parts = (Reference(model, dtype=np.float64) for _ in range(2))
+def test_chunked_prefill_leaves_the_same_state(model: str, chunk: int) -> None:
+    loaded = load_model(golden_of(model).path)
+    tokens = golden_of(model).prompts[79].tokens.tolist()
+    whole, parts = (Reference(loaded, dtype=np.float64) for _ in range(2))
     whole.prefill(tokens)
     parts.prefill(tokens, chunk=chunk)
-    recurrent = [layer.index for layer in model.spec.layers if layer.delta_net is not None]
-    assert 0 < len(recurrent) < model.spec.layer_count
+    recurrent = [layer.index for layer in loaded.spec.layers if layer.delta_net is not None]
+    assert 0 < len(recurrent) < loaded.spec.layer_count
     for layer in recurrent:
         one, two = whole.recurrent_state(layer), parts.recurrent_state(layer)
         for got, want in ((two.memory, one.memory), (two.tail, one.tail)):
-            result = compare(got, want, oracle_limit(name, want))
+            result = compare(got, want, oracle_limit(golden_name(model), want))
             assert result.ok, f"layer {layer}: {result.reason()}"
             assert np.any(want != 0)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_reset_clears_and_a_snapshot_stands_still(name: str) -> None:
-    model = load_model(golden_model(name).path)
-    tokens = golden_model(name).prompts[17].tokens.tolist()
-    reference = Reference(model)
+@pytest.mark.parametrize("model", HYBRIDS)
+def test_reset_clears_and_a_snapshot_stands_still(model: str) -> None:
+    loaded = load_model(golden_of(model).path)
+    tokens = golden_of(model).prompts[17].tokens.tolist()
+    reference = Reference(loaded)
     first = reference.prefill(tokens)
     snapshot = reference.recurrent_state(0)
     kept = snapshot.copy()

@@ -11,11 +11,12 @@ from backend_hip.device import Device
 from backend_hip.engine import Engine
 from backend_hip.registry import REGISTRY, requirements
 from backend_hip.switch import VARIABLE, mode_from_environment
-from fixtures.golden import GATE, TINY_GATES, golden_model, published_model
+from fixtures.golden import GATE, PUBLISHED, published_model
 from fixtures.registry import resolve_model
 from reference.model import load_model
 from reference.model.errors import DeviceError, InputError, Unsupported
 from reference.model.sampling import argmax
+from suites.correctness.oracles import ORACLES, golden_name, golden_of
 from suites.harness.compare import compare
 from suites.harness.pair import prefill_judge
 from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
@@ -34,18 +35,18 @@ def left_behind(engine: Engine) -> list[bytes]:
     return [array.tobytes() for array in arrays]
 
 
-@pytest.mark.parametrize("name", list(TINY_GATES))
-@pytest.mark.parametrize("mode", ["per-token", "batched"])
-def test_logits_agree_with_llama_cpp(name: str, mode: str, engine_for: EngineFor) -> None:
-    engine = engine_for(f"oracle-{name}", kv_type_k="f32", kv_type_v="f32")
+@pytest.mark.parametrize("model", ORACLES)
+@pytest.mark.parametrize("prefill", ["per-token", "batched"])
+def test_logits_agree_with_llama_cpp(model: str, prefill: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model, kv_type_k="f32", kv_type_v="f32")
     compared = 0
-    for length, prompt in golden_model(name).prompts.items():
-        if mode == "per-token" and length > 121:
+    for length, prompt in golden_of(model).prompts.items():
+        if prefill == "per-token" and length > 121:
             continue  # equal bits to the batched mode are shown elsewhere; here they only cost time
         engine.reset()
-        run = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
+        run = engine.prefill_batched if prefill == "batched" else engine.prefill_per_token
         logits = run(prompt.tokens.tolist(), logits="all").logits[prompt.positions]
-        found = compare(logits, prompt.logits, oracle_limit(name, prompt.logits))
+        found = compare(logits, prompt.logits, oracle_limit(golden_name(model), prompt.logits))
         assert found.ok, f"{length} tokens: {found.reason()}"
         assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
         compared += found.elements
@@ -53,17 +54,15 @@ def test_logits_agree_with_llama_cpp(name: str, mode: str, engine_for: EngineFor
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
+@pytest.mark.parametrize("model", PUBLISHED)
 def test_published_model_agrees_with_llama_cpp(
-    name: str, real_model: Callable[[str], Any], device: Device
+    model: str, load: Callable[[str], Any], device: Device
 ) -> None:
-    golden = published_model(name)
+    golden = published_model(model)
     run = golden.runs[GATE]
-    with Engine(
-        real_model(name), device, kv_type_k="f32", kv_type_v="f32", context_length=64
-    ) as engine:
+    with Engine(load(model), device, kv_type_k="f32", kv_type_v="f32", context_length=64) as engine:
         logits = engine.prefill_batched(golden.ids).logits[0]
-        found = compare(logits, run.last_logits, oracle_limit(name, run.last_logits))
+        found = compare(logits, run.last_logits, oracle_limit(model, run.last_logits))
         assert found.ok, found.reason()
         compared = 0
         token = argmax(logits)
@@ -76,8 +75,9 @@ def test_published_model_agrees_with_llama_cpp(
         assert compared > 0
 
 
-def test_every_link_of_the_tail_is_recorded(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-llama")
+@pytest.mark.any_model("tiny-llama")
+def test_every_link_of_the_tail_is_recorded(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
     engine.reset()
     prompt = engine.prefill_batched([1, 2, 3])
     token = prompt.tail.staged_token
@@ -94,8 +94,11 @@ def test_every_link_of_the_tail_is_recorded(engine_for: EngineFor) -> None:
         token = result.token
 
 
-def test_production_step_emits_what_the_observed_one_does(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-qwen3")
+@pytest.mark.any_model("tiny-qwen3")
+def test_production_step_emits_what_the_observed_one_does(
+    model: str, engine_for: EngineFor
+) -> None:
+    engine = engine_for(model)
     sequences = []
     for observed in (True, False):
         engine.reset()
@@ -123,8 +126,9 @@ def test_production_step_refuses_a_stale_or_nan_token(
             engine.step(5)
 
 
-def test_decode_equals_prefill_of_the_longer_prompt(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-gemma3")
+@pytest.mark.any_model("tiny-gemma3")
+def test_decode_equals_prefill_of_the_longer_prompt(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
     tokens = list(range(10, 51))
     engine.reset()
     engine.prefill_batched(tokens[:-1])
@@ -134,8 +138,9 @@ def test_decode_equals_prefill_of_the_longer_prompt(engine_for: EngineFor) -> No
     assert decoded.tobytes() == whole.tobytes()
 
 
-def test_launches_do_not_grow_with_tokens_inside_a_chunk(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-llama")
+@pytest.mark.any_model("tiny-llama")
+def test_launches_do_not_grow_with_tokens_inside_a_chunk(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
     counts = []
     for length in (2, 39, 40):
         engine.reset()
@@ -182,11 +187,13 @@ def test_bad_options_are_refused(
         Engine(model, device, **options)
 
 
-@pytest.mark.parametrize("mode", ["per-token", "batched"])
-def test_full_context_works_and_one_more_token_is_refused(mode: str, device: Device) -> None:
-    model = load_model(resolve_model("tiny-llama"))
-    with Engine(model, device, context_length=41) as engine:
-        run = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
+@pytest.mark.parametrize("prefill", ["per-token", "batched"])
+@pytest.mark.parametrize("model", ["tiny-llama"])
+def test_full_context_works_and_one_more_token_is_refused(
+    model: str, prefill: str, device: Device
+) -> None:
+    with Engine(load_model(resolve_model(model)), device, context_length=41) as engine:
+        run = engine.prefill_batched if prefill == "batched" else engine.prefill_per_token
         with pytest.raises(InputError, match="42 tokens do not fit, expected at most 41"):
             run([1] * 42)
         assert engine.position == 0
@@ -219,20 +226,20 @@ def test_switch_refuses_other_values(value: str, monkeypatch: pytest.MonkeyPatch
         mode_from_environment()
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "oracle-qwen35d64"])
+@pytest.mark.parametrize("model", ["tiny-gemma3", "oracle-qwen35d64"])
 def test_switch_chooses_the_mode_and_validate_leaves_a_clean_state(
-    name: str, device: Device
+    model: str, device: Device
 ) -> None:
-    model = load_model(resolve_model(name))
+    loaded = load_model(resolve_model(model))
     tokens = list(range(1, 60))
-    with Engine(model, device, batched_prefill="off") as engine:
+    with Engine(loaded, device, batched_prefill="off") as engine:
         assert engine.prefill(tokens).mode == "per-token"
-    with Engine(model, device, batched_prefill="on") as engine:
+    with Engine(loaded, device, batched_prefill="on") as engine:
         clean = engine.prefill(tokens)
         assert clean.mode == "batched"
         contents = left_behind(engine)
         following = engine.decode(7).tail.logits
-    with Engine(model, device, batched_prefill="validate", judge=prefill_judge) as engine:
+    with Engine(loaded, device, batched_prefill="validate", judge=prefill_judge) as engine:
         result = engine.prefill(tokens)
         assert engine.validation.state is State.OK
         assert result.logits.tobytes() == clean.logits.tobytes()

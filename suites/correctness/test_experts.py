@@ -177,14 +177,14 @@ def test_one_expert_may_get_every_token(device: Device) -> None:
     assert single.tobytes() == grouped.tobytes()
 
 
-@pytest.mark.parametrize("name", ["oracle-qwen3moe", "oracle-gemma4moe", "oracle-qwen35moe"])
-def test_launches_do_not_grow_with_tokens(name: str, engine_for: Callable[..., Engine]) -> None:
+@pytest.mark.parametrize("model", ["oracle-qwen3moe", "oracle-gemma4moe", "oracle-qwen35moe"])
+def test_launches_do_not_grow_with_tokens(model: str, engine_for: Callable[..., Engine]) -> None:
     """Three expert products per layer and chunk: each weight row is decoded once per chunk.
 
     A token names an expert at most once, so an expert's pairs never exceed the chunk, which fits
     in one group of columns.
     """
-    engine: Any = engine_for(name)
+    engine: Any = engine_for(model)
     layers = sum(layer.experts is not None for layer in engine.model.spec.layers)
     counts = []
     for length in (2, 39, 40, 105):

@@ -229,9 +229,9 @@ def test_truncation(part: int, tmp_path: Path) -> None:
     _fails(path, InputError)
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_equals_gguf_py(name: str) -> None:
-    path = resolve_model(name)
+@pytest.mark.parametrize("model", GOOD)
+def test_equals_gguf_py(model: str) -> None:
+    path = resolve_model(model)
     want, got = gguf.GGUFReader(path), read_gguf(path)
     fields = {key: field for key, field in want.fields.items() if not key.startswith("GGUF.")}
     assert list(got.metadata) == list(fields)

@@ -19,13 +19,14 @@ from fixtures.golden import (
 from fixtures.registry import resolve_model
 from reference.model.errors import InputError
 from reference.model.gguf import read_gguf
+from suites.correctness.oracles import ORACLES, golden_of
 
 MEGABYTE = 2**20
 
 
-@pytest.mark.parametrize("name", TINY_GATES)
-def test_golden_records_are_whole(name: str) -> None:
-    golden = golden_model(name)
+@pytest.mark.parametrize("model", ORACLES)
+def test_golden_records_are_whole(model: str) -> None:
+    golden = golden_of(model)
     vocab_size = len(read_gguf(golden.path).metadata["tokenizer.ggml.tokens"])
     assert [*golden.prompts][:6] == [1, 3, 17, 40, 79, 121]
     assert golden.meta["weights_f32"] is True
@@ -39,7 +40,7 @@ def test_golden_records_are_whole(name: str) -> None:
         assert prompt.positions[-1] == count - 1
         assert np.all(np.isfinite(prompt.logits))
         assert np.all(np.diff(prompt.positions) > 0)
-    assert resolve_model(f"oracle-{name}") == golden.path
+    assert resolve_model(model) == golden.path
 
 
 def test_no_golden_file_is_too_large_for_git() -> None:
@@ -83,9 +84,9 @@ def test_wrong_parts_are_refused(
     assert not list((tmp_path / "cache").rglob("*.gguf"))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_records_are_whole(name: str) -> None:
-    golden = published_model(name)
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_records_are_whole(model: str) -> None:
+    golden = published_model(model)
     assert {*golden.runs} == {GATE, AS_USED}
     for run in golden.runs.values():
         assert run.top20_ids.shape == run.top20_logits.shape == (len(golden.ids), 20)

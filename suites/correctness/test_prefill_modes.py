@@ -1,20 +1,22 @@
 """Batched prefill against per-token prefill: equal bits on kparallel, bounded on serial."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
 from backend_hip.engine import DEFAULT_MAX_COLS, Engine
-from fixtures.golden import TINY_GATES
 from fixtures.tiny import MIX, TINY
 from reference.forward import Reference
 from reference.model import Model
 from reference.model.trace import Trace
+from suites.correctness.oracles import ORACLES
 from suites.harness.compare import compare
 from suites.harness.tolerances import END_TO_END
+from suites.options import SELECTION
 
 EngineFor = Callable[..., Engine]
 LeftBehind = dict[str, np.ndarray]
@@ -22,24 +24,78 @@ LeftBehind = dict[str, np.ndarray]
 LONGEST = 105
 MAX_COLS_SWEEP = (1, 8, 16, 32, 35, 40, 44, 48, 64)
 # One token, two, and one below, at and above one and two full chunks; 105 is the source's prompt.
-LENGTHS = sorted({1, 2, LONGEST} | {k * DEFAULT_MAX_COLS + d for k in (1, 2) for d in (-1, 0, 1)})
-MODELS = (*TINY, *(f"oracle-{name}" for name in TINY_GATES))
-# One model per architecture and shape, in its default mix of formats.
-DEFAULTS = tuple(name for name in TINY if TINY[name].format == MIX and name.count("-") == 1)
-DENSE = ("tiny-llama", "tiny-qwen3", "tiny-gemma3", "oracle-llama", "oracle-qwen3", "oracle-gemma3")
+LENGTHS = tuple(
+    sorted({1, 2, LONGEST} | {k * DEFAULT_MAX_COLS + d for k in (1, 2) for d in (-1, 0, 1)})
+)
+FEWER_LENGTHS = (1, DEFAULT_MAX_COLS, DEFAULT_MAX_COLS + 1, LONGEST)
+# A model that --model names may be a thousand times as large.
+ADDED_LENGTHS = (1, DEFAULT_MAX_COLS + 1)
 KV_PAIRS = (("f32", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f16"))
 
 
-def _tokens(model: Model, count: int = LONGEST) -> list[int]:
-    generator = np.random.default_rng(model.spec.embedding_length * 1000 + count)
-    return [int(token) for token in generator.integers(0, model.spec.vocab_size, count)]
+@dataclass(frozen=True)
+class ModeCase:
+    """One model with one pair of storage types, compared at each of `lengths`."""
+
+    model: str
+    kv_type_k: str
+    kv_type_v: str
+    lengths: tuple[int, ...]
+    path: str = "kparallel"
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.kv_type_k}-{self.kv_type_v}"
+
+
+def _mode_cases() -> Iterator[ModeCase]:
+    """One model per architecture and shape, in its default mix of formats, with every pair of types
+    at every length. The first three architectures in every format, with both types. The others in
+    one more format, whose rows are no whole K blocks, and every option a file may carry; scaled
+    RoPE, a table that both modes share, for one model each.
+    """
+    for name, case in TINY.items():
+        default = case.format == MIX and name.count("-") == 1
+        dense = name.startswith(("tiny-llama", "tiny-qwen3", "tiny-gemma3")) and not case.experts
+        scaled = name.endswith(("-linear", "-yarn", "-attn-factor"))
+        if default:
+            yield from (ModeCase(name, *pair, LENGTHS) for pair in KV_PAIRS)
+        elif case.format != MIX and dense and not case.delta_net:
+            yield from (ModeCase(name, *pair, FEWER_LENGTHS) for pair in KV_PAIRS[:2])
+        elif case.format in (MIX, "Q8_0") and not scaled:
+            yield ModeCase(name, "f16", "f16", FEWER_LENGTHS)
+    for name in ("tiny-llama-linear", "tiny-qwen3-yarn", *ORACLES):
+        yield ModeCase(name, "f16", "f16", FEWER_LENGTHS)
+
+
+MODE_CASES = tuple(_mode_cases())
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "mode_case" not in metafunc.fixturenames:
+        return
+    chosen = metafunc.config.stash[SELECTION]
+    known = {case.model for case in MODE_CASES}
+    pairs = list(product(chosen.kv_type_k or ("f16",), chosen.kv_type_v or ("f16",)))
+    added = [
+        ModeCase(name, *pair, FEWER_LENGTHS if name in TINY else ADDED_LENGTHS)
+        for name in chosen.model
+        if name not in known
+        for pair in pairs
+    ]
+    metafunc.parametrize("mode_case", [*MODE_CASES, *added], ids=lambda case: case.id)
+
+
+def _tokens(model: Model, seed: int = LONGEST) -> list[int]:
+    generator = np.random.default_rng(model.spec.embedding_length * 1000 + seed)
+    return [int(token) for token in generator.integers(0, model.spec.vocab_size, LONGEST)]
 
 
 @dataclass(frozen=True)
 class PerToken:
-    """One per-token run of LONGEST tokens that serves every shorter length too.
+    """One per-token run that serves every shorter length too.
 
-    `logits` (LONGEST, V); `cache` holds LONGEST positions; `states` by length, because a recurrent
+    `logits` (tokens, V); `cache` holds all positions; `states` by length, because a recurrent
     state belongs to one length alone.
     """
 
@@ -68,10 +124,10 @@ def _states(engine: Engine) -> LeftBehind:
     }
 
 
-def _per_token(engine: Engine, lengths: Sequence[int]) -> PerToken:
+def _per_token(engine: Engine, lengths: Sequence[int] = (LONGEST,)) -> PerToken:
     engine.reset()
     rows, states, start = [], {}, 0
-    for end in sorted({*lengths, LONGEST}):
+    for end in sorted(lengths):
         result = engine.prefill_per_token(_tokens(engine.model)[start:end], logits="all")
         assert not any("batched" in route for route in result.routes)
         rows.append(result.logits)
@@ -99,34 +155,22 @@ def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
         assert found.bit_equal, f"{name}, length {length}: {found.reason()}"
 
 
-# The default model of each architecture runs every pair of types at every length, the others (more
-# formats and options of the same architectures) the default type at fewer lengths.
-FEWER_LENGTHS = (1, DEFAULT_MAX_COLS, DEFAULT_MAX_COLS + 1, LONGEST)
-MODE_CASES = [
-    (name, kv_type_k, kv_type_v)
-    for name in MODELS
-    for kv_type_k, kv_type_v in KV_PAIRS
-    if name in DEFAULTS
-    or (kv_type_k == kv_type_v and name.startswith(DENSE))
-    or (kv_type_k, kv_type_v) == ("f16", "f16")
-]
-
-
-@pytest.mark.parametrize(("name", "kv_type_k", "kv_type_v"), MODE_CASES)
-def test_modes_agree_bit_for_bit(
-    name: str, kv_type_k: str, kv_type_v: str, engine_for: EngineFor
-) -> None:
-    engine = engine_for(name, kv_type_k=kv_type_k, kv_type_v=kv_type_v)
-    lengths = LENGTHS if name in DEFAULTS or name.startswith(DENSE) else FEWER_LENGTHS
-    expected = _per_token(engine, lengths)
-    for length in lengths:
+def test_modes_agree_bit_for_bit(mode_case: ModeCase, engine_for: EngineFor) -> None:
+    engine = engine_for(
+        mode_case.model,
+        kv_type_k=mode_case.kv_type_k,
+        kv_type_v=mode_case.kv_type_v,
+        path=mode_case.path,
+    )
+    expected = _per_token(engine, mode_case.lengths)
+    for length in mode_case.lengths:
         _assert_equal_bits(engine, expected, length)
 
 
 @pytest.mark.parametrize("max_cols", MAX_COLS_SWEEP)
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3", "tiny-gemma3"])
-def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_for: EngineFor) -> None:
-    engine = engine_for(name, max_cols=max_cols)
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3", "tiny-gemma3"])
+def test_max_cols_changes_no_bit(model: str, max_cols: int, engine_for: EngineFor) -> None:
+    engine = engine_for(model, max_cols=max_cols)
     lengths = sorted({1, max_cols - 1, max_cols, max_cols + 1, LONGEST} - {0})
     expected = _per_token(engine, lengths)
     for length in lengths:
@@ -134,29 +178,33 @@ def test_max_cols_changes_no_bit(name: str, max_cols: int, engine_for: EngineFor
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 39, 40, 41, 100, 105, 512])
-def test_chunk_changes_no_bit(chunk: int, engine_for: EngineFor) -> None:
+@pytest.mark.parametrize("model", ["tiny-gemma3"])
+def test_chunk_changes_no_bit(model: str, chunk: int, engine_for: EngineFor) -> None:
     # Chunks longer than MAX_COLS run their products in several groups of columns.
-    engine = engine_for("tiny-gemma3", chunk=chunk)
+    engine = engine_for(model, chunk=chunk)
     expected = _per_token(engine, (41, LONGEST))
     for length in (41, LONGEST):
         _assert_equal_bits(engine, expected, length)
 
 
-def test_logits_at_every_position_agree(engine_for: EngineFor) -> None:
-    engine = engine_for("tiny-qwen3")
-    expected = _per_token(engine, ())
+@pytest.mark.any_model("tiny-qwen3")
+def test_logits_at_every_position_agree(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
+    length = DEFAULT_MAX_COLS + 1
+    expected = _per_token(engine, (length,))
     engine.reset()
-    result = engine.prefill_batched(_tokens(engine.model), logits="all")
+    result = engine.prefill_batched(_tokens(engine.model)[:length], logits="all")
     found = compare(result.logits, expected.logits, 0.0)
-    assert found.elements == LONGEST * engine.model.spec.vocab_size
+    assert found.elements == length * engine.model.spec.vocab_size
     assert found.bit_equal, found.reason()
 
 
-@pytest.mark.parametrize("name", ["tiny-llama-q4_0", "tiny-qwen3", "tiny-gemma3"])
-def test_serial_path_is_bounded(name: str, engine_for: EngineFor) -> None:
-    engine = engine_for(name, path="serial")
+@pytest.mark.parametrize("path", ["serial"])
+@pytest.mark.parametrize("model", ["tiny-llama-q4_0", "tiny-qwen3", "tiny-gemma3"])
+def test_serial_path_is_bounded(model: str, path: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model, path=path)
     tokens = _tokens(engine.model)
-    expected = _per_token(engine, ())
+    expected = _per_token(engine)
     dense: Any = {}
     runs = [
         Reference(engine.model, dtype=dtype, dense=dense, kv_type_k=kind, kv_type_v=kind).prefill(
@@ -174,11 +222,11 @@ def test_serial_path_is_bounded(name: str, engine_for: EngineFor) -> None:
     assert found.ok, found.reason()
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "oracle-qwen35d64"])
-def test_prefill_continues_where_the_cache_ends(name: str, engine_for: EngineFor) -> None:
-    engine = engine_for(name)
+@pytest.mark.parametrize("model", ["tiny-gemma3", "oracle-qwen35d64"])
+def test_prefill_continues_where_the_cache_ends(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
     tokens = _tokens(engine.model)
-    expected = _per_token(engine, ())
+    expected = _per_token(engine)
     for cut in (1, 15, 16, 17, 39, 40, 41, 104):
         engine.reset()
         engine.prefill_batched(tokens[:cut])
@@ -187,11 +235,11 @@ def test_prefill_continues_where_the_cache_ends(name: str, engine_for: EngineFor
         assert found.bit_equal, f"cut at {cut}: {found.reason()}"
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "oracle-qwen35d64", "oracle-gemma4e"])
-def test_reset_leaves_nothing_of_the_last_prompt(name: str, engine_for: EngineFor) -> None:
-    engine = engine_for(name)
+@pytest.mark.parametrize("model", ["tiny-gemma3", "oracle-qwen35d64", "oracle-gemma4e"])
+def test_reset_leaves_nothing_of_the_last_prompt(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
     first = _tokens(engine.model)
-    second = _tokens(engine.model, 41)
+    second = _tokens(engine.model, seed=41)[:41]
     engine.reset()
     clean = engine.prefill_batched(second)
     contents = _kv(engine) | _states(engine)
@@ -204,9 +252,10 @@ def test_reset_leaves_nothing_of_the_last_prompt(name: str, engine_for: EngineFo
         assert got.tobytes() == contents[name].tobytes(), name
 
 
-def test_eager_equals_graph(engine_for: EngineFor) -> None:
-    engine = engine_for("oracle-gemma3")
-    tokens = _tokens(engine.model, 20)
+@pytest.mark.any_model("oracle-gemma3")
+def test_eager_equals_graph(model: str, engine_for: EngineFor) -> None:
+    engine = engine_for(model)
+    tokens = _tokens(engine.model)[:20]
     engine.reset()
     graph = engine.prefill_per_token(tokens, logits="all")
     engine.reset()

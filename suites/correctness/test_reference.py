@@ -3,27 +3,26 @@
 test_delta_net_forms.py has the two forms of the gated delta net and its state.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 import pytest
 
-from fixtures.golden import GATE, GREEDY_PROMPT, TINY_GATES, golden_model, published_model
+from fixtures.golden import GATE, GREEDY_PROMPT, PUBLISHED, published_model
 from reference.forward import DenseCache, Reference
 from reference.model import Model, load_model
 from reference.model.errors import InputError, Unsupported
 from reference.ops import Array
+from suites.correctness.oracles import ORACLES, golden_name, golden_of
 from suites.harness.compare import compare
 from suites.harness.tolerances import ORACLE_TIE_MARGIN, oracle_limit
 
-_MODELS: dict[str, tuple[Model, DenseCache]] = {}
 
-
-def _model(name: str) -> tuple[Model, DenseCache]:
-    if name not in _MODELS:
-        _MODELS[name] = (load_model(golden_model(name).path), {})
-    return _MODELS[name]
+@cache
+def _loaded(model: str) -> tuple[Model, DenseCache]:
+    return load_model(golden_of(model).path), {}
 
 
 @dataclass(frozen=True)
@@ -41,22 +40,24 @@ class GoldenCase:
 
 GOLDEN_CASES = [
     GoldenCase(model, length, dtype)
-    for model in TINY_GATES
-    for length in golden_model(model).prompts
+    for model in ORACLES
+    for length in golden_of(model).prompts
     for dtype in ("float32", "float64")
 ]
 
 
 @pytest.mark.parametrize("case", GOLDEN_CASES, ids=lambda case: case.id)
 def test_logits_agree_with_llama_cpp_at_every_recorded_position(case: GoldenCase) -> None:
-    prompt = golden_model(case.model).prompts[case.length]
-    model, dense = _model(case.model)
+    prompt = golden_of(case.model).prompts[case.length]
+    model, dense = _loaded(case.model)
     reference = Reference(
         model, dtype=getattr(np, case.dtype), kv_type_k="f32", kv_type_v="f32", dense=dense
     )
     logits = reference.prefill(prompt.tokens.tolist(), logits="all")[prompt.positions]
     result = compare(
-        logits.astype(np.float32), prompt.logits, oracle_limit(case.model, prompt.logits)
+        logits.astype(np.float32),
+        prompt.logits,
+        oracle_limit(golden_name(case.model), prompt.logits),
     )
     assert result.elements == prompt.logits.size
     assert result.ok, result.reason()
@@ -64,35 +65,36 @@ def test_logits_agree_with_llama_cpp_at_every_recorded_position(case: GoldenCase
 
 
 def test_every_golden_is_compared() -> None:
-    lengths = {name: [*golden_model(name).prompts] for name in TINY_GATES}
+    lengths = {model: [*golden_of(model).prompts] for model in ORACLES}
     assert len(GOLDEN_CASES) == 2 * sum(map(len, lengths.values()))
     assert sum(600 in found for found in lengths.values()) == 10
-    assert [name for name, found in lengths.items() if 2100 in found] == ["llama", "qwen35"]
+    longest = [model for model, found in lengths.items() if 2100 in found]
+    assert longest == ["oracle-llama", "oracle-qwen35"]
 
 
-@pytest.mark.parametrize("name", list(TINY_GATES))
-def test_decoding_token_by_token_agrees_with_llama_cpp(name: str) -> None:
+@pytest.mark.parametrize("model", ORACLES)
+def test_decoding_token_by_token_agrees_with_llama_cpp(model: str) -> None:
     """Longer than the sliding windows, the convolution and the delta net's memory of one chunk."""
-    prompt = golden_model(name).prompts[40]
-    model, dense = _model(name)
-    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    prompt = golden_of(model).prompts[40]
+    loaded, dense = _loaded(model)
+    reference = Reference(loaded, kv_type_k="f32", kv_type_v="f32", dense=dense)
     logits = np.stack([reference.decode(token) for token in prompt.tokens.tolist()])
-    result = compare(logits, prompt.logits, oracle_limit(name, prompt.logits))
+    result = compare(logits, prompt.logits, oracle_limit(golden_name(model), prompt.logits))
     assert result.elements == prompt.logits.size
     assert result.ok, result.reason()
     assert np.array_equal(logits.argmax(axis=-1), prompt.logits.argmax(axis=-1))
     assert reference.position == 40
 
 
-@pytest.mark.parametrize("name", list(TINY_GATES))
-def test_greedy_tokens_are_llama_cpps(name: str) -> None:
+@pytest.mark.parametrize("model", ORACLES)
+def test_greedy_tokens_are_llama_cpps(model: str) -> None:
     """The oracle's token is fed each time, so one near-tie does not end the comparison."""
-    golden = golden_model(name)
+    golden = golden_of(model)
     prompt = golden.prompts[GREEDY_PROMPT]
-    model, dense = _model(name)
-    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    loaded, dense = _loaded(model)
+    reference = Reference(loaded, kv_type_k="f32", kv_type_v="f32", dense=dense)
     logits = reference.prefill(prompt.tokens.tolist())[0]
-    near_tie = 2 * oracle_limit(name, prompt.logits)
+    near_tie = 2 * oracle_limit(golden_name(model), prompt.logits)
     compared = 0
     for token, margin in zip(golden.greedy_ids.tolist(), golden.greedy_margins, strict=True):
         if margin > near_tie:
@@ -103,15 +105,15 @@ def test_greedy_tokens_are_llama_cpps(name: str) -> None:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("name", ["smollm2", "gemma3-270m"])
-def test_published_model_agrees_with_llama_cpp(name: str, real_model) -> None:  # type: ignore[no-untyped-def]
-    model: Model = real_model(name)
-    golden = published_model(name)
-    assert model.file.sha256 == golden.sha256
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_model_agrees_with_llama_cpp(model: str, load: Callable[[str], Model]) -> None:
+    loaded = load(model)
+    golden = published_model(model)
+    assert loaded.file.sha256 == golden.sha256
     run = golden.runs[GATE]
-    reference = Reference(model, kv_type_k="f32", kv_type_v="f32", context_length=256)
+    reference = Reference(loaded, kv_type_k="f32", kv_type_v="f32", context_length=256)
     logits = reference.prefill(golden.ids)[0]
-    result = compare(logits, run.last_logits, oracle_limit(name, run.last_logits))
+    result = compare(logits, run.last_logits, oracle_limit(model, run.last_logits))
     assert result.ok, result.reason()
     compared = 0
     for token, margin in zip(run.greedy_ids, run.greedy_margins, strict=True):
@@ -124,29 +126,29 @@ def test_published_model_agrees_with_llama_cpp(name: str, real_model) -> None:  
 
 
 @cache
-def _whole_prefill(name: str) -> Array:
-    model, dense = _model(name)
-    whole = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
-    return whole.prefill(golden_model(name).prompts[79].tokens.tolist(), logits="all")
+def _whole_prefill(model: str) -> Array:
+    loaded, dense = _loaded(model)
+    whole = Reference(loaded, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    return whole.prefill(golden_of(model).prompts[79].tokens.tolist(), logits="all")
 
 
-@pytest.mark.parametrize("name", list(TINY_GATES))
+@pytest.mark.parametrize("model", ORACLES)
 @pytest.mark.parametrize("chunk", [1, 15, 16, 17, 39, 40, 41])
-def test_chunking_changes_only_rounding(name: str, chunk: int) -> None:
+def test_chunking_changes_only_rounding(model: str, chunk: int) -> None:
     # BLAS sums in another order for another number of rows, so the relation is bounded, not exact:
     # float64 runs differ by far less than float32 resolves.
-    model, dense = _model(name)
-    expected = _whole_prefill(name)
-    parts = Reference(model, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
-    got = parts.prefill(golden_model(name).prompts[79].tokens.tolist(), chunk=chunk, logits="all")
-    result = compare(got, expected, oracle_limit(name, expected))
+    loaded, dense = _loaded(model)
+    expected = _whole_prefill(model)
+    parts = Reference(loaded, dtype=np.float64, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    got = parts.prefill(golden_of(model).prompts[79].tokens.tolist(), chunk=chunk, logits="all")
+    result = compare(got, expected, oracle_limit(golden_name(model), expected))
     assert result.ok, result.reason()
     assert parts.position == len(expected) == 79
 
 
 def test_prefill_then_decode_equals_one_prefill() -> None:
-    model, dense = _model("gemma3")
-    tokens = golden_model("gemma3").prompts[40].tokens.tolist()
+    model, dense = _loaded("oracle-gemma3")
+    tokens = golden_of("oracle-gemma3").prompts[40].tokens.tolist()
     whole = Reference(model, dtype=np.float64, dense=dense)
     steps = Reference(model, dtype=np.float64, dense=dense)
     expected = whole.prefill(tokens, logits="all")
@@ -157,8 +159,8 @@ def test_prefill_then_decode_equals_one_prefill() -> None:
 
 
 def test_reset_forgets_the_sequence() -> None:
-    model, dense = _model("llama")
-    tokens = golden_model("llama").prompts[17].tokens.tolist()
+    model, dense = _loaded("oracle-llama")
+    tokens = golden_of("oracle-llama").prompts[17].tokens.tolist()
     reference = Reference(model, dense=dense)
     first = reference.prefill(tokens)
     reference.reset()
@@ -167,8 +169,8 @@ def test_reset_forgets_the_sequence() -> None:
 
 
 def test_kv_types_round_on_write() -> None:
-    model, dense = _model("qwen3")
-    tokens = golden_model("qwen3").prompts[17].tokens.tolist()
+    model, dense = _loaded("oracle-qwen3")
+    tokens = golden_of("oracle-qwen3").prompts[17].tokens.tolist()
     wide = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
     mixed = Reference(model, kv_type_k="f16", kv_type_v="f32", dense=dense)
     wide.prefill(tokens)
@@ -192,7 +194,7 @@ def test_kv_types_round_on_write() -> None:
     ],
 )
 def test_bad_tokens_are_refused_before_anything_runs(tokens: list[int], message: str) -> None:
-    model, dense = _model("llama")
+    model, dense = _loaded("oracle-llama")
     reference = Reference(model, context_length=8, dense=dense)
     with pytest.raises(InputError, match=message):
         reference.prefill(tokens)

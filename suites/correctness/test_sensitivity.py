@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fixtures.registry import resolve_model
-from fixtures.tiny import MIX, TINY, TinyCase
+from fixtures.tiny import MIX, TINY
 from reference.dequant import dequantise
 from reference.forward import DenseCache, Reference
 from reference.model import Model, load_model
@@ -23,18 +23,18 @@ from reference.model.weights import Tensor, Weights
 from reference.ops import Array
 from suites.harness.tolerances import SENSITIVITY
 
-CASES = [case for case in TINY.values() if case.format == MIX]
-EVERY_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+MODELS = [name for name, case in TINY.items() if case.format == MIX]
+EVERY_MODEL = pytest.mark.parametrize("model", MODELS)
 LENGTH = 24  # longer than the sliding windows of 16
 
 Spec = Callable[[ModelSpec], ModelSpec]
 
 
 @cache
-def _loaded(name: str) -> tuple[Model, DenseCache, Array]:
-    model = load_model(resolve_model(name))
+def _loaded(model: str) -> tuple[Model, DenseCache, Array]:
+    loaded = load_model(resolve_model(model))
     dense: DenseCache = {}
-    return model, dense, _logits(model, dense)
+    return loaded, dense, _logits(loaded, dense)
 
 
 def _tokens(model: Model, length: int = LENGTH) -> list[int]:
@@ -80,19 +80,19 @@ def _roles(model: Model) -> list[tuple[int | None, str]]:
     return [*((None, role) for role in model.weights.top), *blocks]
 
 
-@EVERY_CASE
-def test_every_tensor_moves_the_logits(case: TinyCase) -> None:
-    model, dense, base = _loaded(case.id)
-    roles, still = _roles(model), []
+@EVERY_MODEL
+def test_every_tensor_moves_the_logits(model: str) -> None:
+    loaded, dense, base = _loaded(model)
+    roles, still, layers = _roles(loaded), [], loaded.spec.layer_count
     for layer, role in roles:
-        if (layer, role) == (case.layers - 1, "layer_output_scale"):
+        if (layer, role) == (layers - 1, "layer_output_scale"):
             continue  # the output norm, which follows at once, divides it out again
-        changed, name = _swapped(model, layer, role)
+        changed, name = _swapped(loaded, layer, role)
         kept = {key: value for key, value in dense.items() if key.partition("[")[0] != name}
         moved = float(np.abs(_logits(changed, kept) - base).max())
         if not moved > SENSITIVITY:
             still.append(f"{name} moves them by {moved:.3g}")
-    assert len(roles) > 9 * case.layers
+    assert len(roles) > 9 * layers
     assert not still, "; ".join(still)
 
 
@@ -139,16 +139,16 @@ RULES: dict[str, Spec] = {
 }
 
 
-@EVERY_CASE
-def test_every_rule_moves_the_logits(case: TinyCase) -> None:
-    model, dense, base = _loaded(case.id)
+@EVERY_MODEL
+def test_every_rule_moves_the_logits(model: str) -> None:
+    loaded, dense, base = _loaded(model)
     tried, still = 0, []
     for name, edit in RULES.items():
-        spec = edit(model.spec)
-        if spec == model.spec:
-            continue  # the case has no such rule
+        spec = edit(loaded.spec)
+        if spec == loaded.spec:
+            continue  # the model has no such rule
         tried += 1
-        moved = float(np.abs(_logits(replace(model, spec=spec), dense) - base).max())
+        moved = float(np.abs(_logits(replace(loaded, spec=spec), dense) - base).max())
         if not moved > SENSITIVITY:
             still.append(f"{name} moves them by {moved:.3g}")
     assert tried >= 6
@@ -156,17 +156,17 @@ def test_every_rule_moves_the_logits(case: TinyCase) -> None:
 
 
 def test_every_rule_is_tried_somewhere() -> None:
-    specs = [load_model(resolve_model(case.id)).spec for case in CASES]
+    specs = [load_model(resolve_model(model)).spec for model in MODELS]
     for name, edit in RULES.items():
         assert any(edit(spec) != spec for spec in specs), name
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.experts], ids=lambda case: case.id)
-def test_every_expert_is_chosen_and_none_always(case: TinyCase) -> None:
-    model = load_model(resolve_model(case.id))
-    trace, tokens = Trace(), _tokens(model, 105)
-    Reference(model).prefill(tokens, trace=trace)
-    for layer in model.spec.layers:
+@pytest.mark.parametrize("model", [name for name in MODELS if TINY[name].experts])
+def test_every_expert_is_chosen_and_none_always(model: str) -> None:
+    loaded = load_model(resolve_model(model))
+    trace, tokens = Trace(), _tokens(loaded, 105)
+    Reference(loaded).prefill(tokens, trace=trace)
+    for layer in loaded.spec.layers:
         if layer.experts is None:
             continue
         chosen = trace[f"ffn_moe_topk-{layer.index}"]
@@ -177,14 +177,14 @@ def test_every_expert_is_chosen_and_none_always(case: TinyCase) -> None:
         assert trace[f"ffn_moe_weights-{layer.index}"].std() > 0
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.delta_net], ids=lambda case: case.id)
-def test_gates_and_decays_are_neither_open_nor_shut(case: TinyCase) -> None:
+@pytest.mark.parametrize("model", [name for name in MODELS if TINY[name].delta_net])
+def test_gates_and_decays_are_neither_open_nor_shut(model: str) -> None:
     """A delta net that forgets all or nothing would hide most of its faults."""
-    model = load_model(resolve_model(case.id))
+    loaded = load_model(resolve_model(model))
     trace = Trace()
-    Reference(model).prefill(_tokens(model, 105), trace=trace)
-    nets = [layer.index for layer in model.spec.layers if layer.delta_net is not None]
-    assert 0 < len(nets) < model.spec.layer_count
+    Reference(loaded).prefill(_tokens(loaded, 105), trace=trace)
+    nets = [layer.index for layer in loaded.spec.layers if layer.delta_net is not None]
+    assert 0 < len(nets) < loaded.spec.layer_count
     for layer in nets:
         for values in (trace[f"beta-{layer}"], np.exp(trace[f"log_decay-{layer}"])):
             low, high = np.quantile(values, (0.1, 0.9))

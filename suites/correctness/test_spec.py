@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fixtures.golden import TINY_GATES
 from fixtures.tiny import TINY
 from reference.model.architectures import ARCHITECTURES
 from reference.model.errors import AssayError, InputError, Unsupported
@@ -21,11 +20,12 @@ from suites.correctness.gguf_edits import (
     reshape,
     retype,
 )
+from suites.correctness.oracles import ORACLES, golden_name
 
 
-@pytest.mark.parametrize("name", [*TINY_GATES, *TINY])
-def test_unedited_files_load(name: str) -> None:
-    spec = load(name, lambda metadata, tensors: None)
+@pytest.mark.parametrize("model", [*ORACLES, *TINY])
+def test_unedited_files_load(model: str) -> None:
+    spec = load(golden_name(model), lambda metadata, tensors: None)
     assert spec.layer_count > 0
 
 

@@ -57,9 +57,11 @@ def test_rope_scaling_as_the_file_says() -> None:
     assert rope(put("llama.rope.dimension_count", 16), name="llama").dimensions == 16
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "qwen3moe", "llama"])
-def test_yarn_keeps_fast_pairs_and_divides_slow_ones(name: str) -> None:
-    rope = load_model(resolve_model(f"tiny-{name}-yarn")).spec.layers[0].rope
+@pytest.mark.parametrize(
+    "model", [f"tiny-{n}-yarn" for n in ("qwen2", "qwen3", "qwen3moe", "llama")]
+)
+def test_yarn_keeps_fast_pairs_and_divides_slow_ones(model: str) -> None:
+    rope = load_model(resolve_model(model)).spec.layers[0].rope
     assert rope.yarn is not None
     ratio = replace(rope, yarn=None).frequencies() / rope.frequencies()
     assert ratio[0] == pytest.approx(1)
@@ -75,16 +77,16 @@ def test_recurrent_layers_override_the_interval() -> None:
     assert full == [3, 7]
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen35-nextn", "tiny-qwen35moe-nextn"])
-def test_prediction_blocks_are_skipped_and_counted(name: str) -> None:
-    file = read_gguf(resolve_model(name))
-    model = load_model(file.path)
-    last = model.spec.layer_count
-    assert model.spec.skipped_blocks == 1
+@pytest.mark.parametrize("model", ["tiny-qwen35-nextn", "tiny-qwen35moe-nextn"])
+def test_prediction_blocks_are_skipped_and_counted(model: str) -> None:
+    file = read_gguf(resolve_model(model))
+    loaded = load_model(file.path)
+    last = loaded.spec.layer_count
+    assert loaded.spec.skipped_blocks == 1
     assert f"blk.{last}.nextn.eh_proj.weight" in file.tensors
-    assert len(model.weights.layers) == last
-    assert model.spec.layers[-1].delta_net is not None or name == "tiny-qwen35-nextn"
-    names = {tensor.name for layer in model.weights.layers for tensor in layer.values()}
+    assert len(loaded.weights.layers) == last
+    assert loaded.spec.layers[-1].delta_net is not None or model == "tiny-qwen35-nextn"
+    names = {tensor.name for layer in loaded.weights.layers for tensor in layer.values()}
     assert not any(tensor.startswith(f"blk.{last}.") for tensor in names)
 
 

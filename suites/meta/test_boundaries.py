@@ -17,7 +17,7 @@ TOP_LEVEL_MODULES = ("conftest",)
 SUITES = frozenset(
     {
         *PACKAGES, "conftest", "numpy", "gguf", "rich", "tabulate", "pytest", "pytest_benchmark",
-        "hypothesis", "tokenizers", "sentencepiece", "scipy", "torch",
+        "hypothesis", "tokenizers", "sentencepiece", "scipy", "threadpoolctl", "torch",
     }
 )  # fmt: skip
 
