@@ -1,5 +1,6 @@
 """Random models of published geometry, and the reference's choice between kept and streamed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,14 +85,25 @@ def test_streamed_weights_give_the_logits_of_kept_ones(
     monkeypatch.setattr(dense, "STREAM_ELEMENTS", 3 * 256)  # three rows a block: cut everywhere
     cache: DenseCache = {}
     kept = Reference(small, dtype=dtype, dense=cache)
-    streamed = Reference(small, dtype=dtype, dense_budget_nbytes=0)
+    left: DenseCache = {}
+    streamed = Reference(small, dtype=dtype, dense=left, dense_budget_nbytes=0)
     assert (kept.weights_mode, streamed.weights_mode) == ("kept", "streamed")
     want, got = kept.prefill(TOKENS, logits="all"), streamed.prefill(TOKENS, logits="all")
     assert np.ptp(want) > 1
     row = "model_float32" if dtype is np.float32 else "model_float64"
     require_agreement(got, want, row, share_of="range")
     assert len(cache) == len(small.weights.matrices())
-    assert not streamed._weights._kept
+    assert not left
+
+
+def test_streamed_experts_are_not_kept(load: Callable[[str], Model]) -> None:
+    model = load("tiny-qwen3moe")
+    cache: DenseCache = {}
+    streamed = Reference(model, dense=cache, dense_budget_nbytes=0)
+    want = Reference(model).prefill(TOKENS)
+    require_agreement(streamed.prefill(TOKENS), want, "model_float32", share_of="range")
+    assert streamed.weights_mode == "streamed"
+    assert not cache
 
 
 def test_the_budget_decides(small: Model) -> None:
