@@ -5,9 +5,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from subprocess import CompletedProcess
 
 from reference.model.errors import InputError
 
@@ -52,7 +55,7 @@ def find_compiler() -> Compiler:
     """
     chosen = os.environ.get("CXX", "").strip()
     if chosen:
-        compiler, problem = _try(tuple(shlex.split(chosen)))
+        compiler, problem = _try(_words_of(chosen))
         if compiler is None:
             raise InputError(f"CPU runtime: CXX is {chosen!r}, expected a C++ compiler: {problem}")
         return compiler
@@ -73,34 +76,65 @@ def find_compiler() -> Compiler:
     found = f" ({'; '.join(problems)})" if problems else ""
     raise InputError(
         f"CPU runtime: no C++ compiler{found}; install one with `apt install g++` "
-        "or `pip install 'assay[compiler]'`, or set CXX"
+        'or `pip install -e ".[compiler]"`, or set CXX'
     )
+
+
+def run_tool(command: Sequence[str], *, timeout: float | None = None) -> CompletedProcess[str]:
+    """Runs a command without input; its output as text, whatever its encoding."""
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=timeout,
+        check=False,
+    )
+
+
+def how_it_ended(status: int) -> str:
+    """A subprocess's return code in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def _words_of(chosen: str) -> tuple[str, ...]:
+    """CXX's words, quoted as for a shell."""
+    try:
+        words = tuple(shlex.split(chosen))
+    except ValueError as error:
+        raise InputError(
+            f"CPU runtime: CXX is {chosen!r}, expected a command in shell quoting: {error}"
+        ) from None
+    if any("\n" in word for word in words):
+        raise InputError(f"CPU runtime: CXX is {chosen!r}, expected a command of one line")
+    return words
 
 
 def _try(command: tuple[str, ...]) -> tuple[Compiler | None, str]:
     """The compiler behind `command`, or None and why not."""
     text = " ".join(command)
-    try:
-        answer = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=120, check=False
-        )
-        macros = subprocess.run(
-            [*command, "-dM", "-E", "-x", "c++", os.devnull],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return None, f"{text}: {error}"
-    if answer.returncode != 0 or macros.returncode != 0 or not answer.stdout.strip():
-        return None, f"{text} --version ended with status {answer.returncode}"
-    version = answer.stdout.strip().splitlines()[0]
+    answers = []
+    for question in (("--version",), ("-dM", "-E", "-x", "c++", os.devnull)):
+        try:
+            answer = run_tool([*command, *question], timeout=120)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return None, f"{text}: {error}"
+        if answer.returncode != 0 or not answer.stdout.strip():
+            ended = "printed nothing" if answer.returncode == 0 else how_it_ended(answer.returncode)
+            return None, f"`{text} {' '.join(question)}` {ended}, GCC and clang answer it"
+        answers.append(answer.stdout.strip())
+    version, macros = answers[0].splitlines()[0], answers[1]
     if "ziglang" in command:
         return Compiler(command, f"zig {version}", "zig"), ""
-    if "__clang__" in macros.stdout:
+    if "__clang__" in macros:
         return Compiler(command, version, "clang"), ""
-    match = re.search(r"#define __GNUC__ (\d+)", macros.stdout)
+    match = re.search(r"#define __GNUC__ (\d+)", macros)
     if match is None or int(match[1]) < MINIMUM_GCC:
-        return None, f"{text} is {version}, expected GCC {MINIMUM_GCC} or newer"
+        return None, f"{text} is {version}, expected GCC {MINIMUM_GCC} or newer, or clang"
     return Compiler(command, version, "gcc"), ""

@@ -80,8 +80,8 @@ bool translate(const std::string& option, std::vector<std::string>& command) {
   return false;
 }
 
-// Runs the command in `folder` with its output in `log_path`. Returns the exit status, -1 when it can't start.
-int run(const std::vector<std::string>& command, const fs::path& folder, const fs::path& log_path) {
+// Runs the command in `folder` with its output in `log_path`. Says how it failed, nothing when it did not.
+std::string run(const std::vector<std::string>& command, const fs::path& folder, const fs::path& log_path) {
   std::vector<char*> arguments;
   for (const std::string& each : command) arguments.push_back(const_cast<char*>(each.c_str()));
   arguments.push_back(nullptr);
@@ -94,11 +94,14 @@ int run(const std::vector<std::string>& command, const fs::path& folder, const f
   pid_t child = 0;
   const int error = posix_spawnp(&child, arguments[0], &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return -1;
+  if (error != 0) return std::string("could not be started: ") + std::strerror(error);
   int status = 0;
   while (waitpid(child, &status, 0) < 0)
-    if (errno != EINTR) return -1;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (errno != EINTR) return std::string("could not be waited for: ") + std::strerror(errno);
+  if (WIFSIGNALED(status))
+    return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
+  const int code = WEXITSTATUS(status);
+  return code == 0 ? "" : "ended with status " + std::to_string(code);
 }
 
 // A folder that goes with its contents.
@@ -142,13 +145,14 @@ hiprtcResult compile(Program& program, int option_count, const char* const* opti
   std::ofstream(scratch.path() / "kernel.cpp", std::ios::binary)
       << "#line 1 \"" << program.name << "\"\n" << program.source;
   command.insert(command.end(), {"-o", "kernel.so", "kernel.cpp"});
-  const int status = run(command, scratch.path(), scratch.path() / "log");
+  std::string failure = run(command, scratch.path(), scratch.path() / "log");
   program.log = read_file(scratch.path() / "log");
-  if (status != 0) {
-    program.log += "assay: " + command.front() + (status < 0 ? " could not be started" : " ended with status " + std::to_string(status)) + "\n";
+  const std::string library = read_file(scratch.path() / "kernel.so");
+  if (failure.empty() && library.empty()) failure = "ended with status 0 but wrote no output";
+  if (!failure.empty()) {
+    program.log += "assay: " + command.front() + " " + failure + "\n";
     return HIPRTC_ERROR_COMPILATION;
   }
-  const std::string library = read_file(scratch.path() / "kernel.so");
   CodeHeader header{};
   std::memcpy(header.magic, kCodeMagic, sizeof kCodeMagic);
   header.nbytes = library.size();
@@ -156,7 +160,7 @@ hiprtcResult compile(Program& program, int option_count, const char* const* opti
   const auto* raw = reinterpret_cast<const char*>(&header);
   program.code.assign(raw, raw + sizeof header);
   program.code.insert(program.code.end(), library.begin(), library.end());
-  return library.empty() ? HIPRTC_ERROR_INTERNAL_ERROR : HIPRTC_SUCCESS;
+  return HIPRTC_SUCCESS;
 }
 }  // namespace
 
