@@ -16,7 +16,7 @@ from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.compare import Array
-from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, UNIT_ROUNDOFF, row
+from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row
 
 Bounded = tuple[Array, Array]
 
@@ -117,6 +117,7 @@ def attention(
     visible = (distance >= 0) & (distance < (count if window is None else window))
     score_relative = row("score").relative(size)
     own, total = row("softmax").relative(), row("attention_sum").relative(count)
+    rounded = row("exponent").relative()
     for head in range(heads):
         k, v = key[:, head // (heads // kv_heads)], value[:, head // (heads // kv_heads)]
         score = np.where(visible, scale * (query[:, head] @ k.T), -np.inf)
@@ -125,7 +126,7 @@ def attention(
         weight /= weight.sum(axis=1, keepdims=True)
         score_error = score_relative * abs(scale) * (np.abs(query[:, head]) @ np.abs(k).T)
         # The maximum carries an error too, but a common factor cancels in the normalisation.
-        exponent = np.where(visible, score_error + UNIT_ROUNDOFF * np.abs(below), 0.0)
+        exponent = np.where(visible, score_error + rounded * np.abs(below), 0.0)
         share = weight * (np.expm1(exponent) + own)
         share_sum = share.sum(axis=1, keepdims=True)
         weighted = weight @ np.abs(v)
@@ -145,9 +146,10 @@ def gated(gate: Array, up: Array, activation: Activation) -> Bounded:
     argument = np.sqrt(2 / np.pi) * gate * (1 + 0.044715 * np.square(gate))
     tanh = np.tanh(argument)
     slope = 1 - np.square(tanh)
-    inside = 6 * UNIT_ROUNDOFF * np.abs(argument) * slope
-    absolute = inside + row("gelu_tanh").relative() * np.abs(tanh) + UNIT_ROUNDOFF
-    return want, np.abs(0.5 * gate * up) * absolute + 4 * UNIT_ROUNDOFF * np.abs(want) + lost
+    absolute = row("gelu_argument").relative() * np.abs(argument) * slope
+    absolute += row("gelu_tanh").relative() * np.abs(tanh) + row("gelu_sum").relative()
+    products = row("gelu_products").relative() * np.abs(want)
+    return want, np.abs(0.5 * gate * up) * absolute + products + lost
 
 
 def sigmoid_gated(x: Array, gate: Array) -> Bounded:

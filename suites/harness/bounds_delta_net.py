@@ -21,7 +21,7 @@ from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.bounds import Bounded, linear, rms_norm, wide
 from suites.harness.compare import Array
-from suites.harness.tolerances import SMALLEST_NORMAL, UNIT_ROUNDOFF, row
+from suites.harness.tolerances import SMALLEST_NORMAL, row
 
 
 def beta(x: Array, tensor: Tensor, path: str) -> Bounded:
@@ -37,7 +37,8 @@ def log_decay(alpha: Array, bias: Array, a: Array) -> Bounded:
     alpha, bias, a = wide(alpha), wide(bias), wide(a)
     want = delta_net.log_decay(alpha, bias, a)
     raw = alpha + bias
-    change = np.abs(a) * sensitivity.softplus(raw, UNIT_ROUNDOFF * np.abs(raw))
+    rounded = row("softplus_argument").relative() * np.abs(raw)
+    change = np.abs(a) * sensitivity.softplus(raw, rounded)
     own = row("softplus").relative() * (np.abs(want) + change)
     return want, change + own + SMALLEST_NORMAL * (1 + np.abs(a))
 

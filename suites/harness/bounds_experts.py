@@ -15,7 +15,7 @@ from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.bounds import Bounded, gated, linear, wide
 from suites.harness.compare import Array
-from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, UNIT_ROUNDOFF, row
+from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row
 
 
 def router_input(x: Array, scale: Array, epsilon: float) -> Bounded:
@@ -39,7 +39,7 @@ def routing_weights(logits: Array, experts: Array) -> Bounded:
     weight = np.exp(below - below.max(axis=-1, keepdims=True))
     weight /= weight.sum(axis=-1, keepdims=True)
     # An error of exp's argument is a relative error of its value, above and below the line.
-    rounding = UNIT_ROUNDOFF * np.abs(below)
+    rounding = row("exponent").relative() * np.abs(below)
     argument = rounding + np.sum(weight * rounding, axis=-1, keepdims=True)
     relative = row("routing_weights").relative(used) + argument
     # Probabilities that underflow are lost whole; the largest is at least 1 / count.

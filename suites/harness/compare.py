@@ -35,8 +35,8 @@ class Place:
 class Comparison:
     """What was found; the figures over elements are None where shapes forbid an element rule.
 
-    `headroom` is max(error / limit), the measured share of the limit: 1 is the limit itself, and
-    0/0 counts as 0. It is infinite where a limit of 0 is exceeded or a number is not finite.
+    `of_limit` is max(error / limit), the share of the limit that is used: 1 is the limit itself,
+    and 0/0 counts as 0. It is infinite where a limit of 0 is exceeded or a number is not finite.
     `nmse` is sum((got-want)^2) / sum(want^2).
     """
 
@@ -48,7 +48,7 @@ class Comparison:
     max_abs_diff: float | None
     worst_difference: Place | None
     worst_backward: Place | None
-    headroom: float | None
+    of_limit: float | None
     above_limit: int
     nan_got: int
     nan_want: int
@@ -120,7 +120,7 @@ def compare(got: Array, want: Array, limit: ArrayLike) -> Comparison:
     limits = np.broadcast_to(np.asarray(limit, dtype=np.float64), want.shape)
     invalid_limits = int(np.count_nonzero(~(np.isfinite(limits) & (limits >= 0))))
 
-    max_abs_diff = headroom = nmse = None
+    max_abs_diff = of_limit = nmse = None
     worst_difference = worst_backward = None
     above = 0
     if elements:
@@ -136,7 +136,7 @@ def compare(got: Array, want: Array, limit: ArrayLike) -> Comparison:
         worst_difference = _place(int(np.argmax(error_rank)), got, want, error, limits)
         worst_backward = _place(int(np.argmax(share_rank)), got, want, error, limits)
         max_abs_diff = float(np.max(error))  # NaN where any error is NaN
-        headroom = float(np.max(share_rank))
+        of_limit = float(np.max(share_rank))
         with np.errstate(all="ignore"):
             energy = float(np.sum(np.square(wide_want)))
             noise = float(np.sum(np.square(error)))
@@ -149,8 +149,8 @@ def compare(got: Array, want: Array, limit: ArrayLike) -> Comparison:
         and finite
         and invalid_limits == 0
         and above == 0
-        and headroom is not None
-        and headroom <= 1.0
+        and of_limit is not None
+        and of_limit <= 1.0
     )
     return Comparison(
         elements=elements,
@@ -161,7 +161,7 @@ def compare(got: Array, want: Array, limit: ArrayLike) -> Comparison:
         max_abs_diff=max_abs_diff,
         worst_difference=worst_difference,
         worst_backward=worst_backward,
-        headroom=headroom,
+        of_limit=of_limit,
         above_limit=above,
         nan_got=nan_got,
         nan_want=nan_want,

@@ -20,6 +20,7 @@ from reference.model import Model
 from reference.model.errors import InputError
 from reference.model.sampling import argmax
 from reference.model.trace import Trace
+from suites.harness.kernels import product_rows
 from suites.harness.protocol import ARGMAX_SAW_NAN, STAGING_POISON
 
 
@@ -112,6 +113,7 @@ class FakeEngine:
         self._reference = Reference(
             model, dtype=np.float32, kv_type_k=kv_type_k, kv_type_v=kv_type_v, dense=dense
         )
+        self._model, self._kv_types = model, (kv_type_k, kv_type_v)
         self._fault = fault
         self._path = path
         self._max_cols = max_cols
@@ -153,7 +155,7 @@ class FakeEngine:
         trace: Trace | None = None,
         logits: Literal["last", "all"] = "last",
     ) -> FakePrefill:
-        routes = {"matvec/F32/kparallel": len(tokens), "argmax//any": 1}
+        routes = self._routes("per-token", len(tokens))
         return self._prefill("per-token", tokens, trace, routes, len(tokens))
 
     def prefill_batched(
@@ -164,8 +166,12 @@ class FakeEngine:
         logits: Literal["last", "all"] = "last",
     ) -> FakePrefill:
         chunks = -(-len(tokens) // self._max_cols)
-        routes = {f"matvec_batched/F32/{self._path}": chunks, "argmax//any": 1}
+        routes = self._routes("batched", chunks)
         return self._prefill("batched", tokens, trace, routes, chunks)
+
+    def _routes(self, mode: str, launches: int) -> dict[str, int]:
+        rows = product_rows(self._model, self._path, mode, self._kv_types)
+        return {**dict.fromkeys(sorted(rows), launches), "argmax any": 1}
 
     def _prefill(
         self,

@@ -1,5 +1,6 @@
 """KV contents: the cache against what was recorded, and one run's cache against another's."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ def written_check(
             elements += got.size
             if not same_bits(got, want):
                 return different(name, got, want, elements, where, f"KV write: {where}")
-    return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
+    return Check(name, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0)
 
 
 def pair_check(
@@ -72,11 +73,11 @@ def pair_check(
             elements += want.size
             if not same_bits(got, want):
                 return different(name, got, want, elements, where, f"{link}: {where}")
-    return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
+    return Check(name, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0)
 
 
 def different(name: str, got: Any, want: Any, elements: int, where: str, link: str) -> Check:
-    """The check of two arrays that must have equal bits and don't."""
+    """The check of two arrays that must have equal bits and don't: nothing is allowed."""
     comparison: Comparison = compare(got, want, 0.0)
     return Check(
         name,
@@ -84,6 +85,7 @@ def different(name: str, got: Any, want: Any, elements: int, where: str, link: s
         elements,
         measured=comparison.max_abs_diff,
         limit=0.0,
+        of_limit=math.inf,
         where=f"{where} {comparison.worst_difference or ''}".strip(),
         detail=comparison.reason() or "equal numbers, other bits",
         link=link,

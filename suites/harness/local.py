@@ -5,8 +5,8 @@ count, because the recorded inputs carry it. The first such point in forward ord
 broken one. Differences between architectures come from ModelSpec.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,15 +14,24 @@ from reference.model import Model
 from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace, TracePoint, trace_points
 from suites.harness.bounds_delta_net import DeltaRule
-from suites.harness.compare import Array, Comparison, compare
+from suites.harness.compare import Array, Comparison, compare, same_bits
 from suites.harness.protocol import Progress
 from suites.harness.rules import LayerOps, LocalRules, Op, no_rule, top_op
 from suites.harness.rules_attention import attention_op
 from suites.harness.rules_delta_net import delta_net_op
 from suites.harness.rules_feed_forward import experts_op, per_layer_op, stream_op
-from suites.harness.verdict import Check, State, check_of
+from suites.harness.verdict import Check, State, check_of, counted
 
-__all__ = ["UNOBSERVED", "LocalRules", "PointCheck", "first_broken", "judge_trace", "summarise"]
+__all__ = [
+    "UNOBSERVED",
+    "LocalRules",
+    "PointCheck",
+    "Proven",
+    "first_broken",
+    "judge_point",
+    "judge_trace",
+    "summarise",
+]
 
 UNOBSERVED = "unobserved"
 """`Trace.meta` key: points that a fused kernel does not materialise, a list of names."""
@@ -33,6 +42,7 @@ class PointCheck:
     """One trace point judged. `comparison` is None where there was nothing to judge.
 
     `note` says what deserves attention although it is no error: a near-tie in routing.
+    `taken_over`: the same bits were judged by the same rules before.
     """
 
     point: TracePoint
@@ -40,10 +50,39 @@ class PointCheck:
     comparison: Comparison | None
     check: Check
     note: str = ""
+    taken_over: bool = False
 
     @property
     def observed(self) -> bool:
         return self.comparison is not None
+
+
+@dataclass(frozen=True)
+class Proven:
+    """A trace that was judged before: its points by name, and the delta rule's results."""
+
+    trace: Trace
+    rules: LocalRules
+    points: Mapping[str, PointCheck]
+    recurrent: Mapping[int, DeltaRule]
+
+    def covers(self, trace: Trace, rules: LocalRules, name: str, inputs: Sequence[str]) -> bool:
+        """True where a sound point of both traces has equal result, equal inputs, equal rules."""
+        found = self.points.get(name)
+        return (
+            found is not None
+            and found.observed
+            and found.check.state is State.OK
+            and rules == self.rules
+            and trace.tokens == self.trace.tokens
+            and all(other in self.trace for other in inputs)
+            and all(same_bits(trace[one], self.trace[one]) for one in (name, *inputs))
+        )
+
+
+def judge_point(model: Model, trace: Trace, rules: LocalRules, point: TracePoint) -> PointCheck:
+    """Judges one point of a trace that starts at position 0."""
+    return _Walk(model, trace, rules, {}).judge(point, None)
 
 
 def judge_trace(
@@ -52,6 +91,7 @@ def judge_trace(
     rules: LocalRules,
     *,
     recurrent: dict[int, DeltaRule] | None = None,
+    proven: Proven | None = None,
     progress: Progress | None = None,
 ) -> Iterator[PointCheck]:
     """Judges every point of a trace that starts at position 0, in forward order.
@@ -59,9 +99,9 @@ def judge_trace(
     A point that is missing is invalid, unless the trace's meta lists it as unobserved: that is
     reported as such and never counted as passed. A point whose inputs are not finite can't be
     judged and counts as diverged, behind the point that broke them. `recurrent` receives what a
-    delta net layer's state must be after the trace, by layer.
+    delta net layer's state must be after the trace, by layer. What `proven` covers is taken over.
     """
-    walk = _Walk(model, trace, rules, {} if recurrent is None else recurrent)
+    walk = _Walk(model, trace, rules, {} if recurrent is None else recurrent, proven)
     broken: str | None = None
     for point in trace_points(model.spec):
         if progress is not None and point.layer is not None and point.stem == "attn_norm":
@@ -74,8 +114,14 @@ def judge_trace(
 
 class _Walk:
     def __init__(
-        self, model: Model, trace: Trace, rules: LocalRules, recurrent: dict[int, DeltaRule]
+        self,
+        model: Model,
+        trace: Trace,
+        rules: LocalRules,
+        recurrent: dict[int, DeltaRule],
+        proven: Proven | None = None,
     ) -> None:
+        self._proven = proven
         self._model = model
         self._trace = trace
         self._rules = rules
@@ -107,6 +153,9 @@ class _Walk:
         malformed = [name for name in op.inputs if name in self._malformed]
         if malformed:
             return unjudged(State.DIVERGED, f"not judged: {malformed[0]} has a wrong shape or type")
+        known = self._known(point, op)
+        if known is not None:
+            return known
         inputs = [self._trace[name] for name in op.inputs]
         if not all(np.isfinite(value).all() for value in inputs):
             if broken is None:
@@ -120,6 +169,16 @@ class _Walk:
         note = self._note(op)
         check = check_of(point.name, comparison, detail=note, link=f"{point.name} ({op.name})")
         return PointCheck(point, op.name, comparison, check, note)
+
+    def _known(self, point: TracePoint, op: Op) -> PointCheck | None:
+        """The judgement of a point that was proven before; None where it has to be judged."""
+        read = (*op.inputs, *(name for name in op.note_inputs if name in self._trace))
+        proven = self._proven
+        if proven is None or not proven.covers(self._trace, self._rules, point.name, read):
+            return None
+        if point.stem == "delta_out" and point.layer is not None:
+            self._recurrent[point.layer] = proven.recurrent[point.layer]
+        return replace(proven.points[point.name], taken_over=True)
 
     def _note(self, op: Op) -> str:
         if op.note_of is None:
@@ -180,7 +239,7 @@ def first_broken(points: list[PointCheck]) -> PointCheck | None:
 def summarise(points: list[PointCheck]) -> list[Check]:
     """One check per op: broken ones by their first broken point, then sound ones in forward order.
 
-    A sound op's check carries the worst head-room of its points; a broken one is its first broken
+    A sound op's check is its point that uses most of its limit; a broken one is its first broken
     point and says how many others are. Points that were not judged are named, not counted.
     """
     broken, sound = [], []
@@ -193,10 +252,10 @@ def summarise(points: list[PointCheck]) -> list[Check]:
         if bad:
             worst = bad[0]
         elif judged:
-            worst = max(judged, key=lambda point: point.check.headroom or 0.0)
+            worst = max(judged, key=lambda point: point.check.of_limit or 0.0)
         else:
             worst = mine[0]
-        detail = f"{len(judged)} points"
+        detail = counted(len(judged), "point")
         if len(bad) > 1:
             detail += f", {len(bad)} of them broken"
         if hidden:
@@ -209,7 +268,7 @@ def summarise(points: list[PointCheck]) -> list[Check]:
             elements=elements,
             measured=worst.check.measured,
             limit=worst.check.limit,
-            headroom=worst.check.headroom,
+            of_limit=worst.check.of_limit,
             where=f"{worst.point.name} {worst.check.where}".strip(),
             detail=detail,
             link=worst.check.link,

@@ -15,21 +15,24 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from backend_hip.registry import REGISTRY
+from backend_hip.wave import WAVE
 from reference.model.errors import Unsupported
 
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
 
-# The engine's kparallel dot product (one inline function for every number of columns): a lane takes
+# Shapes of the engine's kernels, as its registry launches them. Attention runs one wave a block
+# (asserted in kernels/attention.hip), and a tile of keys, after which the running sums are rescaled
+# once, has a key for each of its lanes.
+ATTENTION_TILE = REGISTRY.find("attention", "f16,f16", "any").block
+TREE_LEVELS = math.ceil(math.log2(WAVE))
+# RMS norm: threads of the block that share a row's sum, and their waves.
+NORM_BLOCK = REGISTRY.find("rms_norm", "", "any").block
+NORM_WAVES = NORM_BLOCK // WAVE
+# The kparallel dot product (one inline function for every number of columns): a lane takes
 # 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
 LANE_ELEMENTS = 8
-WAVE = 32
-TREE_LEVELS = 5
-# RMS norm: threads of the block that share a row's sum, and their waves (kernels/rms_norm.hip).
-NORM_BLOCK = 128
-NORM_WAVES = NORM_BLOCK // WAVE
-# Keys of one attention tile; each tile rescales the running sums once (kernels/attention.hip).
-ATTENTION_TILE = 32
 # kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
 EXP_ROUNDINGS = 4.0
 TANH_ROUNDINGS = 6.0
@@ -134,6 +137,13 @@ _ROWS = (
         "a product and a sum; the division rounds once.",
     ),
     Row(
+        "exponent",
+        "any",
+        lambda n: 1,
+        "|score - maximum|",
+        "The difference that exp gets, rounded once: what is absolute there is relative behind.",
+    ),
+    Row(
         "silu",
         "any",
         lambda n: EXP_ROUNDINGS + 4,
@@ -144,9 +154,30 @@ _ROWS = (
         "gelu_tanh",
         "any",
         lambda n: TANH_ROUNDINGS,
-        "|up * gate / 2| * (tanh's argument error through 1 - tanh^2, tanh itself, the sum)",
-        "The argument has six roundings, of which 1 - tanh^2 lets a share through; tanh's own "
-        "error and 1 + tanh are absolute, because 1 + tanh cancels for negative gates.",
+        "|up * gate / 2| * |tanh|",
+        "tanh's own error, absolute in 1 + tanh, which cancels for negative gates.",
+    ),
+    Row(
+        "gelu_argument",
+        "any",
+        lambda n: 6,
+        "|up * gate / 2| * |argument| * (1 - tanh^2)",
+        "sqrt(2/pi) g (1 + 0.044715 g^2): constant, product, sum, product round once each; three "
+        "roundings of the cubic term count by its share, above 2/3 only where 1 - tanh^2 is 0.",
+    ),
+    Row(
+        "gelu_sum",
+        "any",
+        lambda n: 1,
+        "|up * gate / 2| * 1",
+        "1 + tanh rounds once, in units of 1 because it is at most 2: absolute.",
+    ),
+    Row(
+        "gelu_products",
+        "any",
+        lambda n: 3,
+        "|y|",
+        "A half, the gate, 1 + tanh and up: three products in any order.",
     ),
     Row("add", "any", lambda n: 1, "|a + b|", "One addition, rounded once."),
     Row("copy", "any", lambda n: 0, "0", "The same values under a second name: exact."),
@@ -200,6 +231,13 @@ _ROWS = (
         "|softplus(x) * a|",
         "log1p damps the relative error of exp; log1p itself, the sum with x (both positive) and "
         "the product with a round after it. The error of alpha + bias passes through the slope.",
+    ),
+    Row(
+        "softplus_argument",
+        "any",
+        lambda n: 1,
+        "|alpha + bias|",
+        "One addition, rounded once.",
     ),
     Row(
         "convolution",

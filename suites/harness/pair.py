@@ -6,10 +6,13 @@ nothing, and says so.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from suites.harness.compare import Comparison, compare
+from suites.harness.kernels import path_check
 from suites.harness.protocol import Pair, Prefilled
 from suites.harness.selftest import planted_faults
 from suites.harness.tail import broken_prefill, tail_check
@@ -73,7 +76,12 @@ def _routes(per_token: Mapping[str, int], batched: Mapping[str, int]) -> Check:
         detail = f"both sides took the same route: {_names(one or sides[1])}"
     launches = sum(per_token.values()) + sum(batched.values())
     return fact(
-        "prefill pair: routes differ", differ, detail, failed=State.INVALID, elements=launches
+        "prefill pair: routes differ",
+        differ,
+        detail,
+        failed=State.INVALID,
+        elements=launches,
+        unit="launches",
     )
 
 
@@ -93,6 +101,7 @@ def _buffers(per_token: Prefilled, batched: Prefilled) -> Check:
         f"generation stamps {stamps[0]} and {stamps[1]}",
         failed=State.INVALID,
         elements=int(per_token.logits.size),
+        unit="values",
     )
 
 
@@ -106,6 +115,7 @@ def _poison(per_token: Prefilled, batched: Prefilled, broken_since: str) -> Chec
         + (f", or spread since {broken_since}" if spread else ""),
         failed=State.DIVERGED if spread else State.INVALID,
         elements=int(per_token.logits.size) + int(batched.logits.size),
+        unit="values",
     )
 
 
@@ -137,6 +147,18 @@ def logits_check(
     return check
 
 
+def bits_check(name: str, got: Any, want: Any, link: str, broken_since: str = "") -> Check:
+    """Equal bits. NaN on both sides counts as diverged behind what an earlier check found."""
+    comparison = compare(got, want, 0.0)
+    check = check_of(name, comparison, link=link)
+    if check.state is State.OK and not comparison.bit_equal:
+        detail = "equal numbers, other bits"
+        return replace(check, state=State.DIVERGED, detail=detail, of_limit=math.inf)
+    if check.state is State.INVALID and comparison.nan_got and broken_since:
+        return replace(check, state=State.DIVERGED, detail=f"not finite since {broken_since}")
+    return check
+
+
 def exact_logits_text(comparison: Comparison) -> str:
     """The sentence that clears the forward pass; empty where the bits are not equal."""
     if not (comparison.ok and comparison.bit_equal and comparison.max_abs_diff is not None):
@@ -156,6 +178,9 @@ def prefill_judge(pair: Pair, end_to_end_limit: float | None = None) -> Verdict:
     limit = pair_limit(batched.path, end_to_end_limit)
     comparison = compare_last(per_token, batched, limit)
     checks = proofs(per_token, batched)
+    checks += [
+        path_check(f"kernels: {result.mode} prefill", result) for result in (per_token, batched)
+    ]
     checks.append(logits_check(per_token, batched, limit))
     if is_exact(batched.path):
         checks.append(_kv_bits(pair))
@@ -172,7 +197,9 @@ def _kv_bits(pair: Pair) -> Check:
     detail = "equal bits" if pair.kv_bits_equal else differ
     tokens = pair.batched.n_tokens
     name = "prefill pair: KV contents"
-    return fact(name, pair.kv_bits_equal, detail, failed=State.DIVERGED, elements=tokens)
+    return fact(
+        name, pair.kv_bits_equal, detail, failed=State.DIVERGED, elements=tokens, unit="tokens"
+    )
 
 
 def validate_line(pair: Pair, verdict: Verdict, end_to_end_limit: float | None = None) -> str:

@@ -1,6 +1,7 @@
 """Recurrent states: what a delta net layer holds against what was recorded, and run against run."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,14 +74,12 @@ def held_check(
         where = f"memory of layer {layer}"
         if not comparison.ok:
             return _named(check_of(name, comparison, link=f"recurrent state: {where}"), where)
-        if worst is None or (comparison.headroom or 0) > (worst[1].headroom or 0):
+        if worst is None or (comparison.of_limit or 0) > (worst[1].of_limit or 0):
             worst = where, comparison
     if worst is None:
         return Check(name, State.INVALID, 0, detail=NOTHING)
     found = _named(check_of(name, worst[1]), worst[0])
-    return Check(
-        name, found.state, elements, found.measured, found.limit, found.headroom, found.where
-    )
+    return replace(found, elements=elements)
 
 
 def _shape_problem(spec: ModelSpec, layer: int, memory: Array, tail: Array) -> str:
@@ -114,18 +113,8 @@ def pair_check(
             elements += want.size
             if not same_bits(got, want):
                 return different(name, got, want, elements, where, f"{link}: {where}")
-    return Check(name, State.OK, elements, measured=0.0, limit=0.0, headroom=0.0)
+    return Check(name, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0)
 
 
 def _named(check: Check, where: str) -> Check:
-    return Check(
-        check.name,
-        check.state,
-        check.elements,
-        check.measured,
-        check.limit,
-        check.headroom,
-        f"{where} {check.where}".strip(),
-        check.detail,
-        check.link,
-    )
+    return replace(check, where=f"{where} {check.where}".strip())

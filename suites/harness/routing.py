@@ -19,7 +19,7 @@ from reference.model.trace import Trace
 from reference.moe import Routing, route
 from reference.ops import Array
 from suites.harness.tolerances import END_TO_END
-from suites.harness.verdict import Check, State
+from suites.harness.verdict import Check, State, counted
 
 TOPK = "ffn_moe_topk"
 Choices = dict[int, NDArray[np.int64]]
@@ -149,9 +149,9 @@ class RoutingJudge:
         """Diverged where a choice differs by more than rounding explains."""
         name = "routing: engine against reference"
         wrong = [turn for turn in self.turns if not turn.near_tie]
-        detail = f"{len(self.near_ties)} near-ties taken otherwise"
+        detail = f"{counted(len(self.near_ties), 'near-tie')} taken otherwise"
         if not wrong:
-            return Check(name, State.OK, self.compared, detail=detail)
+            return Check(name, State.OK, self.compared, detail=detail, unit="choices")
         first = wrong[0]
         where = f"{TOPK}-{first.layer} position {first.position}"
         return Check(
@@ -163,4 +163,5 @@ class RoutingJudge:
             where=where,
             detail=f"{first}; {len(wrong)} such",
             link=f"routing of layer {first.layer} against the reference",
+            unit="choices",
         )

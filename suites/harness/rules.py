@@ -26,7 +26,10 @@ from suites.harness.compare import Array
 
 @dataclass(frozen=True)
 class LocalRules:
-    """What the engine declares: path (order of summation) and KV storage types."""
+    """What ran: the path of the kernels that multiplied (order of summation), KV storage types.
+
+    `path` is that of the traced prefill mode (kernels.path_of), not what the engine was built for.
+    """
 
     path: str = "kparallel"
     kv_type_k: str = "f16"

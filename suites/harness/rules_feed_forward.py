@@ -12,6 +12,7 @@ from suites.harness import bounds
 from suites.harness import bounds_experts as experts_bounds
 from suites.harness.bounds import Bounded
 from suites.harness.compare import Array
+from suites.harness.kernels import EXPERTS
 from suites.harness.rules import LayerOps, Op
 
 SHOWN_TIES = 3
@@ -147,7 +148,7 @@ def _routed_sum(ops: LayerOps, x: Array, chosen: Array, weights: Array) -> Bound
         matrices,
         ops.spec.activation,
         ops.optional("ffn_down_exps.scale"),
-        ops.path,
+        EXPERTS,
     )
 
 

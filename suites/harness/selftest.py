@@ -4,8 +4,9 @@ A copy is first made clean (finite, a chain that holds), so that the planted fau
 and is found for its own reason.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,32 +19,50 @@ from suites.harness.protocol import Prefilled
 from suites.harness.verdict import Check, State
 
 Proofs = Callable[[Prefilled, Prefilled], list[Check]]
-Plant = tuple[str, bool]  # what was planted, whether it was seen
+
+
+@dataclass(frozen=True)
+class Plant:
+    """A fault, in what it was planted, and whether the judge saw it."""
+
+    place: str
+    what: str
+    seen: bool
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.place})"
 
 
 def planted_faults(
-    per_token: Prefilled | None, batched: Prefilled | None, limit: float, proofs: Proofs | None
+    per_token: Prefilled | None,
+    batched: Prefilled | None,
+    limit: float,
+    proofs: Proofs | None,
+    more: Sequence[Plant] = (),
 ) -> Check:
     """One check over all planted faults. `limit` is the run's absolute logit limit.
 
-    With both prefill modes the faults of the pair are planted too. An unknown (NaN) limit plants
-    against 0.
+    With both prefill modes the faults of the pair are planted too, and `more` holds those that were
+    planted where their data was. An unknown (NaN) limit plants against 0.
     """
     name = "planted faults are caught"
     subject = batched or per_token
     if subject is None or not subject.logits.size:
-        return Check(name, State.INVALID, 0, detail="no data to plant faults in")
+        detail = "no data to plant faults in"
+        return Check(name, State.INVALID, 0, detail=detail, unit="faults")
     limit = limit if np.isfinite(limit) else 0.0
     plants = [*_logit_plants(subject, limit), *_tail_plants(subject)]
     if per_token is not None and batched is not None and proofs is not None:
         plants += _pair_plants(per_token, batched, proofs)
-    missed = [plant for plant, seen in plants if not seen]
+    plants += more
+    missed = [str(plant) for plant in plants if not plant.seen]
     if missed:
         link = f"the judge did not see a planted fault: {missed[0]}"
-        return Check(name, State.INVALID, len(plants), detail="; ".join(missed), link=link)
-    return Check(
-        name, State.OK, len(plants), detail=", ".join(dict.fromkeys(plant for plant, _ in plants))
-    )
+        detail = "; ".join(missed)
+        return Check(name, State.INVALID, len(plants), detail=detail, link=link, unit="faults")
+    places = Counter(plant.place for plant in plants)
+    detail = "in " + ", ".join(f"{place} {count}" for place, count in places.items())
+    return Check(name, State.OK, len(plants), detail=detail, unit="faults")
 
 
 def _clean_logits(subject: Prefilled) -> Array:
@@ -60,13 +79,15 @@ def _logit_plants(subject: Prefilled, limit: float) -> Iterator[Plant]:
         found = comparator.compare(got, want, limit)
         place = found.worst_backward
         seen = not found.ok and found.above_limit == 1 and place is not None
-        yield "one logit moved", bool(seen and place is not None and place.flat == index)
+        seen = bool(seen and place is not None and place.flat == index)
+        yield Plant("logits", "one logit moved", seen)
         got[index] = np.nan
         found = comparator.compare(got, want, limit)
-        yield "a NaN", not found.ok and found.nan_got == 1
+        yield Plant("logits", "a NaN", not found.ok and found.nan_got == 1)
         found = comparator.compare(got, got.copy(), limit)
-        yield "NaN on both sides", not found.ok and found.nan_want == 1
-    yield "nothing compared", not comparator.compare(want[:0], want[:0], limit).ok
+        yield Plant("logits", "NaN on both sides", not found.ok and found.nan_want == 1)
+    nothing = comparator.compare(want[:0], want[:0], limit)
+    yield Plant("logits", "nothing compared", not nothing.ok)
 
 
 def _tail_plants(subject: Prefilled) -> Iterator[Plant]:
@@ -82,7 +103,7 @@ def _tail_plants(subject: Prefilled) -> Iterator[Plant]:
         device_stamp=stamp,
     )
     if tail_module.broken_tail(clean) is not None:
-        yield "a sound tail called broken", False
+        yield Plant("sampler tail", "nothing, and a sound tail was called broken", False)
     faults = {
         "an old stamp": ("generation stamp", {"staged_stamp": stamp - 1}),
         "no argmax": ("device argmax", {"device_stamp": stamp - 1}),
@@ -92,7 +113,7 @@ def _tail_plants(subject: Prefilled) -> Iterator[Plant]:
     }
     for plant, (link, change) in faults.items():
         found = tail_module.broken_tail(replace(clean, **change))
-        yield plant, found is not None and found.link == link
+        yield Plant("sampler tail", plant, found is not None and found.link == link)
 
 
 def _pair_plants(per_token: Prefilled, batched: Prefilled, proofs: Proofs) -> Iterator[Plant]:
@@ -109,4 +130,4 @@ def _pair_plants(per_token: Prefilled, batched: Prefilled, proofs: Proofs) -> It
     for plant, changed in faults.items():
         after = [check.state is State.INVALID for check in proofs(per_token, changed)]
         newly = any(now and not then for then, now in zip(before, after, strict=True))
-        yield plant, newly or any(before)
+        yield Plant("prefill pair", plant, newly or any(before))

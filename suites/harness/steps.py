@@ -12,7 +12,7 @@ from suites.harness.compare import Comparison, compare_logits
 from suites.harness.endtoend import Expected
 from suites.harness.protocol import JudgedEngine, Prefilled, Progress, Stepped
 from suites.harness.tail import BrokenLink, broken_step
-from suites.harness.verdict import Check, State
+from suites.harness.verdict import Check, State, counted
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def continuation(decoded: Decoded, expected: Expected) -> tuple[Check, list[str]
         limit, want = float(expected.limits[index]), expected.logits[index]
         found = compare_logits(np.asarray(step.tail.logits), want, limit)
         elements += found.comparison.elements
-        if worst is None or (found.comparison.headroom or 0) > (worst[1].headroom or 0):
+        if worst is None or (found.comparison.of_limit or 0) > (worst[1].of_limit or 0):
             worst = (index, found.comparison)
         if not found.ok:
             place = found.comparison.worst_backward
@@ -84,7 +84,7 @@ def continuation(decoded: Decoded, expected: Expected) -> tuple[Check, list[str]
                 elements,
                 measured=None if place is None else place.error,
                 limit=limit,
-                headroom=found.comparison.headroom,
+                of_limit=found.comparison.of_limit,
                 where=f"step {index} {place or ''}".strip(),
                 detail=found.comparison.reason(),
                 link=link,
@@ -105,7 +105,7 @@ def continuation(decoded: Decoded, expected: Expected) -> tuple[Check, list[str]
         elements,
         measured=place.error,
         limit=place.limit,
-        headroom=comparison.headroom,
+        of_limit=comparison.of_limit,
         where=f"step {index} {place}",
-        detail=f"{len(decoded.steps)} steps, {len(notes)} near-ties",
+        detail=f"{counted(len(decoded.steps), 'step')}, {counted(len(notes), 'near-tie')}",
     ), notes

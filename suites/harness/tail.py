@@ -16,7 +16,7 @@ from reference.model.errors import InputError
 from reference.model.sampling import argmax
 from suites.harness.compare import same_bits
 from suites.harness.protocol import ARGMAX_SAW_NAN, Prefilled, Stepped, Tail
-from suites.harness.verdict import Check, State
+from suites.harness.verdict import Check, State, counted
 
 LINKS = (
     "logits",
@@ -140,6 +140,7 @@ def tail_check(name: str, found: Sequence[BrokenLink | None], *, exact_logits: s
             where=f"{place}{broken.link}",
             detail=broken.detail,
             link=link,
+            unit="links",
         )
-    tails = "1 tail" if len(found) == 1 else f"{len(found)} tails"
-    return Check(name, State.OK, elements, detail=f"{tails} of {len(LINKS)} links")
+    detail = f"{counted(len(found), 'tail')} of {len(LINKS)} links"
+    return Check(name, State.OK, elements, detail=detail, unit="links")

@@ -1,14 +1,15 @@
 """Runs everything that a verdict needs for one model and one prompt, in the order of the data flow.
 
-    support -> trace point by point -> what the sequence left behind -> last-token logits ->
-    routing -> batched against per-token -> eager against graph -> sampler tail of each prefill ->
-    sampler tail and logits of each decode step -> faults planted in copies of this run's own data
+    support -> trace point by point and what the sequence left behind, of each prefill mode ->
+    last-token logits -> batched against per-token -> eager against graph -> kernels that ran ->
+    sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
+    faults planted in copies of this run's own data
 
 A device error on the way is raised, not judged.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,17 @@ from reference.model.errors import InputError, Unsupported
 from reference.model.trace import Trace
 from suites.harness import pair as pairs
 from suites.harness import recurrent, steps
-from suites.harness.bounds_delta_net import DeltaRule
-from suites.harness.compare import compare, compare_logits
+from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
+from suites.harness.kernels import kernels_check, product_rows, require_path
 from suites.harness.left_behind import LeftBehind
-from suites.harness.local import LocalRules, first_broken, judge_trace, summarise
+from suites.harness.local import LocalRules
+from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
 from suites.harness.routing import Choices, RoutingTrace, choices_of
-from suites.harness.selftest import planted_faults
+from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
+from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_run
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
 
 PROMPT_BEFORE = 8
@@ -53,6 +56,7 @@ class Options:
             )
         if self.n_decode < 0:
             raise InputError(f"validate: decode steps are {self.n_decode}, expected 0 or more")
+        require_path(self.path, self.modes)
 
 
 def validate(
@@ -112,11 +116,15 @@ class _Run:
         self._replayed_choices: Choices = {}
         self._references = References(model, options.kv_type_k, options.kv_type_v, dense=dense)
         self._checks: list[Check] = []
+        self._plants: list[Plant] = []
         self._notes: list[str] = []
         self._run: dict[str, Any] = {"tokens": list(tokens), **asdict(options)}
 
     def verdict(self) -> Verdict:
-        traced = self._trace(self._options.modes[-1])
+        traced = [self._trace(self._options.modes[-1])]
+        if len(self._options.modes) == 2:
+            traced.append(self._trace(self._options.modes[0], traced[0]))
+        self._run["traced"] = {run.mode: len(run.recorded.tokens) for run in traced}
         results, snapshots = {}, {}
         for mode in self._options.modes:
             results[mode] = self._prefill(mode)
@@ -129,13 +137,14 @@ class _Run:
             self._say,
         )
         replayed = self._replay(decoded)
-        expected = self._reference_of_prompt()
+        expected = self._reference_of_prompt(traced[0].recorded)
         limit = float(expected.limits[-1])
         for result in results.values():
             self._logits(result, expected)
         first = len(self._checks)
         exact = self._pair(results, snapshots, limit) if len(results) == 2 else ""
-        self._eager(traced, results[traced.mode])
+        self._eager(traced, results)
+        self._kernels(traced, results)
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
             self._checks.append(
@@ -151,7 +160,8 @@ class _Run:
         proofs = pairs.proofs if len(results) == 2 else None
         per_token, batched = results.get("per-token"), results.get("batched")
         self._say("planting faults in copies")
-        self._checks.append(planted_faults(per_token, batched, limit, proofs))
+        self._run["planted"] = [str(plant) for plant in self._plants]
+        self._checks.append(planted_faults(per_token, batched, limit, proofs, self._plants))
         return Verdict(tuple(self._checks), run=self._run, notes=tuple(self._notes))
 
     def _prefill(
@@ -182,64 +192,56 @@ class _Run:
             f"logits after {len(decoded.fed)} decode steps differ from a prefill of the same tokens"
         )
         last = np.asarray(decoded.steps[-1].tail.logits)
-        logits = self._same_bits(name, last, np.asarray(result.logits)[-1], link)
+        again_logits = np.asarray(result.logits)[-1]
+        logits = pairs.bits_check(name, last, again_logits, link, self._broken())
+        self._plants += bits_plants(name, last, logits)
         again = LeftBehind.of(self._engine, self._model.spec)
         length = len(self._tokens) + len(decoded.fed)
         where = "{} after decoding against a prefill"
         return [logits, *held.checks_against(again, length, name, where)]
 
-    def _same_bits(self, name: str, got: Any, want: Any, link: str) -> Check:
-        """Equal bits; NaN on both sides counts as diverged where something broke before."""
-        comparison = compare(got, want, 0.0)
-        check = check_of(name, comparison, link=link)
-        if check.state is State.OK and not comparison.bit_equal:
-            return replace(check, state=State.DIVERGED, detail="equal numbers, other bits")
-        if check.state is State.INVALID and comparison.nan_got and self._broken():
-            detail = f"not finite since {self._broken()}"
-            return replace(check, state=State.DIVERGED, detail=detail)
-        return check
-
     def _broken(self) -> str:
         """What an earlier check found to be broken; empty where nothing was."""
         return next((c.link for c in self._checks if c.state is State.DIVERGED), "")
 
-    def _trace(self, mode: str) -> Prefilled:
+    def _trace(self, mode: str, first: TracedRun | None = None) -> TracedRun:
         """Runs eagerly with every point recorded and judges each point alone.
 
-        Another prompt goes before it where layers keep a state: what it leaves must not show.
+        Another prompt goes before it where layers keep a state: what it leaves must not show. With
+        a run traced already, only the prompt's start is traced token by token.
         """
-        spec = self._model.spec
+        spec, options = self._model.spec, self._options
         if recurrent.recurrent_layers(spec):
             self._prefill(mode, tokens=self._tokens[::-1][:PROMPT_BEFORE])
-        self._recorded = Trace(meta={"mode": mode})
-        result = self._prefill(mode, self._recorded)
-        recorded = self._recorded
-        if recorded.tokens != self._tokens:
+        tokens = self._tokens if first is None else self._tokens[:PER_TOKEN_TRACED]
+        recorded = Trace(meta={"mode": mode})
+        result = self._prefill(mode, recorded, tokens)
+        if recorded.tokens != tokens:
             if recorded.tokens:
-                self._checks.append(
-                    Check("trace: tokens", State.INVALID, 0, detail="not the prompt's tokens")
-                )
-            recorded.tokens = self._tokens
-        rules = LocalRules(self._options.path, self._options.kv_type_k, self._options.kv_type_v)
-        states: dict[int, DeltaRule] = {}
-        points = list(
-            judge_trace(self._model, recorded, rules, recurrent=states, progress=self._say)
-        )
-        self._checks += summarise(points)
-        self._notes += [f"{point.point.name}: {point.note}" for point in points if point.note]
-        broken = first_broken(points)
-        since = None if broken is None else broken.point.name
-        stored = (self._options.kv_type_k, self._options.kv_type_v)
+                detail = "not the prompt's tokens"
+                self._checks.append(Check("trace: tokens", State.INVALID, 0, detail=detail))
+            recorded.tokens = tokens
+        declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
         held = LeftBehind.of(self._engine, spec)
-        self._checks += held.checks_of(recorded, stored, states, spec, since or "")
-        self._notes += held.notes()
-        self._references.choices.update(choices_of(recorded, spec))
-        self._run["first_broken_point"] = since
-        self._run["traced_mode"] = mode
-        return result
+        run = judge_run(self._model, result, recorded, held, declared, first, self._say)
+        self._checks += run.checks
+        self._plants += run.plants
+        self._notes += [note for note in run.notes if note not in self._notes]
+        if not run.whole:
+            self._notes.append(
+                f"{mode}: the first {len(tokens)} of {len(self._tokens)} tokens were traced"
+            )
+        if first is None:
+            self._notes += held.notes()
+            self._references.choices.update(choices_of(recorded, spec))
+            self._run["first_broken_point"] = run.broken_point
+            self._run["traced_mode"] = mode
+        elif self._run["first_broken_point"] is None and run.broken_point is not None:
+            self._run["first_broken_point"] = f"{run.broken_point}, {mode}"
+        return run
 
-    def _reference_of_prompt(self) -> Expected:
-        distances = DistanceTrace(self._recorded)
+    def _reference_of_prompt(self, recorded: Trace) -> Expected:
+        distances = DistanceTrace(recorded)
         expected = self._references.feed(self._tokens, trace=distances, progress=self._say)
         self._run["trace_distance"] = [
             {
@@ -249,7 +251,6 @@ class _Run:
             }
             for entry in distances.distances
         ]
-        del self._recorded
         return expected
 
     def _logits(self, result: Prefilled, expected: Expected) -> None:
@@ -292,17 +293,29 @@ class _Run:
             )
         else:
             self._notes.append(
-                f"path {self._options.path} bounds logits between prefill modes; KV contents are "
-                "judged against the traced mode only"
+                f"path {self._options.path} bounds logits between prefill modes; KV contents of "
+                "each mode are judged against its trace only"
             )
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 
-    def _eager(self, traced: Prefilled, untraced: Prefilled) -> None:
+    def _eager(self, traced: Sequence[TracedRun], results: dict[str, Prefilled]) -> None:
         """Tracing must not change what is computed."""
-        name = "eager with trace equals untraced"
         link = "untraced logits differ from the traced run's"
-        got, want = np.asarray(untraced.logits), np.asarray(traced.logits)
-        self._checks.append(self._same_bits(name, got, want, link))
+        for run in traced:
+            if not run.whole:
+                continue
+            name = f"eager {run.mode} with trace equals untraced"
+            got, want = np.asarray(results[run.mode].logits), np.asarray(run.result.logits)
+            self._checks.append(pairs.bits_check(name, got, want, link, self._broken()))
+
+    def _kernels(self, traced: Sequence[TracedRun], results: dict[str, Prefilled]) -> None:
+        """The limits are those of the kernels that multiplied, so it has to be them."""
+        types = (self._options.kv_type_k, self._options.kv_type_v)
+        ran = [(mode, "", result) for mode, result in results.items()]
+        ran += [(run.mode, ", traced", run.result) for run in traced]
+        for mode, how, result in ran:
+            wanted = product_rows(self._model, self._options.path, mode, types)
+            self._checks.append(kernels_check(f"kernels: {mode} prefill{how}", result, wanted))
 
     def _routing(self) -> None:
         """Of the prompt, and of the decoded tokens where the replay recorded them."""
@@ -331,4 +344,5 @@ class _Run:
         expected = self._references.feed(decoded.fed, all_rows=True, progress=self._say)
         check, notes = steps.continuation(decoded, expected)
         self._checks.append(check)
+        self._plants += decode_plants(decoded, expected, check)
         self._notes += notes

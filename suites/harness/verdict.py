@@ -20,7 +20,7 @@ from typing import Any
 from reference.model.cache import atomic_write
 from suites.harness.compare import Comparison
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SCHEMA_PATH = Path(__file__).with_name("verdict.schema.json")
 
 
@@ -43,10 +43,11 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One judged relation. `elements` counts what was compared.
+    """One judged relation. `elements` counts what was compared, in `unit` (values, launches, ...).
 
-    `measured` and `limit` are in the unit of the values compared and belong to the worst element;
-    `headroom` is measured over limit. `link` names in words what is broken if the check is not ok.
+    `measured` and `limit` belong to the worst element; `of_limit` is measured over limit: the share
+    of what is allowed that was used up, infinite where nothing was allowed. `link` names in words
+    what is broken if the check is not ok.
     """
 
     name: str
@@ -54,10 +55,11 @@ class Check:
     elements: int
     measured: float | None = None
     limit: float | None = None
-    headroom: float | None = None
+    of_limit: float | None = None
     where: str = ""
     detail: str = ""
     link: str = ""
+    unit: str = "values"
 
     def __post_init__(self) -> None:
         if not self.link:
@@ -70,8 +72,8 @@ class Check:
             # The condition for passing: NaN in either figure overrules too.
             if not self.measured <= self.limit:
                 self._overrule(f"measured {self.measured} is not within {self.limit}")
-        elif self.headroom is not None and not self.headroom <= 1.0:
-            self._overrule(f"head-room {self.headroom} is not within 1")
+        elif self.of_limit is not None and not self.of_limit <= 1.0:
+            self._overrule(f"share of the limit {self.of_limit} is not within 1")
 
     def _overrule(self, reason: str) -> None:
         object.__setattr__(self, "state", State.INVALID)
@@ -82,9 +84,10 @@ class Check:
             "name": self.name,
             "state": self.state.value,
             "elements": self.elements,
+            "unit": self.unit,
             "measured": json_number(self.measured),
             "limit": json_number(self.limit),
-            "headroom": json_number(self.headroom),
+            "of_limit": json_number(self.of_limit),
             "where": self.where,
             "detail": self.detail,
             "link": self.link,
@@ -118,7 +121,8 @@ class Verdict:
 
     @property
     def elements(self) -> int:
-        return sum(check.elements for check in self.checks)
+        """How many values were compared; launches, links and planted faults are not added up."""
+        return sum(check.elements for check in self.checks if check.unit == "values")
 
     def summary(self) -> str:
         """`ok`, or the state and the first broken link, in one line."""
@@ -174,17 +178,30 @@ def check_of(
         elements=comparison.elements,
         measured=None if place is None else place.error,
         limit=None if place is None else place.limit,
-        headroom=comparison.headroom,
+        of_limit=comparison.of_limit,
         where="" if place is None else str(place),
         detail="; ".join(text for text in (detail, reason) if text),
         link=link,
     )
 
 
-def fact(name: str, holds: bool, detail: str, *, failed: State, elements: int = 1) -> Check:
+def fact(
+    name: str,
+    holds: bool,
+    detail: str,
+    *,
+    failed: State,
+    elements: int = 1,
+    unit: str = "statements",
+) -> Check:
     """A check of a statement that is true or false; `detail` says what was seen."""
     state = State.OK if holds else failed
-    return Check(name, state, elements, detail=detail, link=name if holds else detail)
+    return Check(name, state, elements, detail=detail, link=name if holds else detail, unit=unit)
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 point", "2 points"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def json_number(value: float | None) -> float | str | None:
@@ -200,5 +217,5 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def worst_first(checks: Sequence[Check]) -> list[Check]:
-    """Checks by falling head-room, those that are not ok before all others."""
-    return sorted(checks, key=lambda c: (c.state is State.OK, -(c.headroom or 0.0)))
+    """Checks by falling share of the limit, those that are not ok before all others."""
+    return sorted(checks, key=lambda c: (c.state is State.OK, -(c.of_limit or 0.0)))

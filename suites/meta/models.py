@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -17,9 +17,14 @@ LENGTH = 21
 
 
 @cache
+def _folder() -> TemporaryDirectory[str]:
+    """One for all models of this process; it is removed when the process ends."""
+    return TemporaryDirectory(prefix="assay-meta-", ignore_cleanup_errors=True)
+
+
+@cache
 def tiny_model(name: str) -> Model:
-    folder = Path(mkdtemp(prefix="assay-meta-"))
-    return load_model(build_tiny(TINY[name], folder / f"{name}.gguf"))
+    return load_model(build_tiny(TINY[name], Path(_folder().name) / f"{name}.gguf"))
 
 
 def prompt(model: Model, length: int = LENGTH, seed: int = 11) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def test_a_clean_engine_is_within_every_limit(name: str, kv_type: str) -> None:
     assert first_broken(points) is None
     assert [point.point for point in points] == list(trace_points(model.spec))
     assert all(point.check.state is State.OK and point.check.elements > 0 for point in points)
-    assert all(point.check.headroom is not None for point in points)
+    assert all(point.check.of_limit is not None for point in points)
     assert Verdict(tuple(summarise(points))).state is State.OK
 
 

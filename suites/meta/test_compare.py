@@ -59,7 +59,7 @@ def test_accepts_what_is_within_the_limit() -> None:
     comparison = compare(_floats(0, 1, -2), _floats(0, 1.25, -2), LIMIT)
     assert comparison.ok
     assert comparison.elements == 3
-    assert comparison.headroom == 0.25 / LIMIT
+    assert comparison.of_limit == 0.25 / LIMIT
     assert comparison.reason() == ""
 
 
@@ -91,14 +91,14 @@ def test_worst_by_backward_error_is_not_worst_by_difference() -> None:
     assert comparison.worst_backward is not None
     assert comparison.worst_difference.flat == 0
     assert comparison.worst_backward.flat == 1
-    assert comparison.headroom == 1.0
+    assert comparison.of_limit == 1.0
 
 
 def test_nan_is_the_worst_element() -> None:
     comparison = compare(_floats(9, 0, NAN), _floats(0, 0, 0), LIMIT)
     assert comparison.worst_difference is not None
     assert comparison.worst_difference.flat == 2
-    assert comparison.headroom == INF
+    assert comparison.of_limit == INF
     assert comparison.max_abs_diff is not None
     assert np.isnan(comparison.max_abs_diff)
 

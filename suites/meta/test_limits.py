@@ -94,7 +94,7 @@ def test_no_limit_is_far_above_what_float32_does() -> None:
     used: dict[str, float] = {}
     for name in TINY_GATES:
         for point in _clean(name)[1].values():
-            used[point.op] = max(used.get(point.op, 0.0), point.check.headroom or 0.0)
+            used[point.op] = max(used.get(point.op, 0.0), point.check.of_limit or 0.0)
     assert {op for op, share in used.items() if share == 0.0} == {"embed", "copy", "routing"}
     assert {op: share for op, share in used.items() if 0.0 < share < SMALLEST_SHARE} == {}
 

@@ -179,6 +179,6 @@ def test_the_serial_path_has_a_wider_limit() -> None:
     serial = _judge(model, trace, replace(RULES, path="serial"))
     for narrow, wide in zip(kparallel, serial, strict=True):
         if narrow.op == "linear":
-            assert narrow.check.headroom is not None
-            assert wide.check.headroom is not None
-            assert wide.check.headroom < narrow.check.headroom
+            assert narrow.check.of_limit is not None
+            assert wide.check.of_limit is not None
+            assert wide.check.of_limit < narrow.check.of_limit

@@ -91,7 +91,7 @@ STATE_STORED_LATE = kernel(
         (
             STATE_STORED_LATE,
             5,
-            "diverged: last-token logits of the per-token prefill against the reference",
+            "diverged: delta_out-0 (delta_rule), per-token prefill",
         ),
         (
             STATE_STORED_LATE,

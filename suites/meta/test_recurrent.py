@@ -43,6 +43,7 @@ def test_a_clean_state_is_judged_three_times() -> None:
     whole = net.value_heads * net.state_size**2 + (net.conv_kernel - 1) * net.channels
     assert _checks(verdict) == {
         "local: recurrent state": 2 * whole,
+        "local, per-token: recurrent state": 2 * whole,
         "prefill pair: recurrent state": 2 * whole,
         "decode equals batched prefill of the same tokens: recurrent state": 2 * whole,
     }
@@ -133,7 +134,7 @@ PLANTED = [
     Planted(
         "tail-of-one-mode",
         _in("per-token", _older_tail),
-        "batched against per-token recurrent state: tail of layer 1",
+        "recurrent state: tail of layer 1, per-token prefill",
     ),
     Planted("transposed", _in("batched", _transposed), "recurrent state: memory of layer 1"),
     Planted("older-tail", _in("batched", _older_tail), "recurrent state: tail of layer 1"),
@@ -156,7 +157,7 @@ PLANTED = [
     Planted(
         "only-per-token-decays-late",
         replace(FAKE["decay-after-update"], numerics_mode="per-token"),
-        "last-token logits of the per-token prefill against the reference",
+        "delta_out-0 (delta_rule), per-token prefill",
     ),
 ]
 

@@ -1,6 +1,8 @@
 """Every step of validate with a fault planted in the engine: the right state and the right link."""
 
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +77,18 @@ def _other(mode: str) -> str:
     return {"per-token": "batched", "batched": "per-token"}.get(mode, mode)
 
 
+def _shifted_when_untraced() -> Callable[[Any, int, str], Any]:
+    """K of layer 1 as the second per-token prefill left it: the first one is traced."""
+    reads = itertools.count()
+
+    def kv(contents: Any, layer: int, mode: str) -> Any:
+        if mode == "per-token" and layer == 1 and next(reads) == 1:
+            return broken.shifted_kv(contents, layer, "batched")
+        return contents
+
+    return kv
+
+
 @dataclass(frozen=True)
 class Planted:
     id: str
@@ -100,7 +114,7 @@ PLANTED = [
         "only-per-token-numerics",
         Fault(broken.ROPE_BASE, numerics_mode="per-token"),
         State.DIVERGED,
-        "last-token logits of the per-token prefill against the reference",
+        "Qcur_pos-0 (rope), per-token prefill",
     ),
     Planted(
         "only-decode-numerics",
@@ -133,15 +147,21 @@ PLANTED = [
         "kv-of-one-mode",
         Fault(kv=lambda contents, layer, mode: broken.shifted_kv(contents, layer, _other(mode))),
         State.DIVERGED,
+        "KV write: K of layer 1, per-token prefill",
+    ),
+    Planted(
+        "kv-of-one-untraced-mode",
+        Fault(kv=_shifted_when_untraced()),
+        State.DIVERGED,
         "batched against per-token KV cache: K of layer 1",
     ),
     Planted(
         "same-route",
         broken.on_batched(
-            lambda result, before: replace(result, routes={"matvec/F32/kparallel": 21})
+            lambda result, before: replace(result, routes={"matvec F32 kparallel": 21})
         ),
         State.INVALID,
-        "both sides took the same route: matvec/F32/kparallel",
+        "both sides took the same route: matvec F32 kparallel",
     ),
     Planted(
         "no-launches",

@@ -19,7 +19,7 @@ from suites.harness.verdict import (
     worst_first,
 )
 
-OK = Check("fine", State.OK, 3, measured=0.5, limit=1.0, headroom=0.5)
+OK = Check("fine", State.OK, 3, measured=0.5, limit=1.0, of_limit=0.5)
 DIVERGED = Check("bent", State.DIVERGED, 3, link="bent rod")
 UNSUPPORTED = Check("absent", State.UNSUPPORTED, 0)
 INVALID = Check("void", State.INVALID, 0)
@@ -65,8 +65,8 @@ def test_first_broken_is_the_first_of_the_worst() -> None:
         Check("above", State.OK, 1, measured=2.0, limit=1.0),
         Check("nan-measured", State.OK, 1, measured=float("nan"), limit=1.0),
         Check("nan-limit", State.OK, 1, measured=0.0, limit=float("nan")),
-        Check("nan-headroom", State.OK, 1, headroom=float("nan")),
-        Check("headroom", State.OK, 1, headroom=1.5),
+        Check("nan-share", State.OK, 1, of_limit=float("nan")),
+        Check("share", State.OK, 1, of_limit=1.5),
     ],
     ids=lambda check: check.name,
 )
@@ -95,7 +95,7 @@ def test_fact() -> None:
 
 
 def test_worst_first_puts_broken_checks_before_good_ones() -> None:
-    loose = Check("loose", State.OK, 1, headroom=0.1)
+    loose = Check("loose", State.OK, 1, of_limit=0.1)
     assert [check.name for check in worst_first([loose, DIVERGED, OK])] == ["bent", "fine", "loose"]
 
 

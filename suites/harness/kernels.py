@@ -1,0 +1,83 @@
+"""Which kernels multiplied, by the engine's launch counters: the rows of tolerances.py follow them.
+
+A path is a property of batched prefill. Per-token prefill and decode send every product through the
+one-column kernels of path kparallel, and routed experts run kernels of kparallel in both modes, so
+a run of `--path serial` that is judged throughout by serial's wider row would pass a wrong matvec.
+"""
+
+from collections.abc import Mapping
+
+from backend_hip.registry import PATHS, requirements
+from reference.model import Model
+from reference.model.errors import InputError
+from suites.harness.protocol import Prefilled
+from suites.harness.verdict import Check, State
+
+ONE_COLUMN = EXPERTS = "kparallel"
+"""The path of per-token prefill and decode, and of routed experts, whatever path was asked for."""
+
+_PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    "per-token": ("matvec", "matvec_expert"),
+    "batched": ("matvec_batched", "matvec_experts"),
+}
+"""The ops of the registry that multiply by a weight matrix, by prefill mode."""
+
+
+def path_of(mode: str, path: str) -> str:
+    """The path of the kernels that a prefill mode runs in an engine built for `path`."""
+    return path if mode == "batched" else ONE_COLUMN
+
+
+def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -> None:
+    """Refuses a path that is none, and one that no kernel of these prefill modes belongs to."""
+    if path not in PATHS:
+        raise InputError(f"path is {path}, expected one of {', '.join(PATHS)}")
+    if all(path_of(mode, path) != path for mode in modes):
+        raise InputError(
+            f"path {path} is a path of batched prefill; {option} {','.join(modes)} does not run it"
+        )
+
+
+def product_rows(model: Model, path: str, mode: str, kv_types: tuple[str, str]) -> frozenset[str]:
+    """The registry rows, as routes name them, that a prefill of this mode must multiply with."""
+    keys = requirements(model.spec, model.weights, path, *kv_types)
+    return frozenset(
+        " ".join(part for part in key if part) for key in keys if key[0] in _PRODUCTS[mode]
+    )
+
+
+def products_of(routes: Mapping[str, int]) -> dict[str, int]:
+    """The launches of matrix products among `routes` ("op variant path" to launches)."""
+    ops = {op for names in _PRODUCTS.values() for op in names}
+    return {name: n for name, n in routes.items() if n > 0 and name.split(" ")[0] in ops}
+
+
+def kernels_check(name: str, result: Prefilled, wanted: frozenset[str]) -> Check:
+    """Exactly the `wanted` rows multiplied in this prefill: each of them ran, and no other."""
+    ran = products_of(result.routes)
+    launches = sum(ran.values())
+    missing, other = sorted(wanted - ran.keys()), sorted(ran.keys() - wanted)
+    if wanted and not missing and not other:
+        detail = f"ran {', '.join(sorted(ran))}"
+        return Check(name, State.OK, launches, detail=detail, unit="launches")
+    problems = [f"never ran {', '.join(missing)}"] if missing else []
+    problems += [f"ran {', '.join(other)} too"] if other else []
+    detail = "; ".join(problems) or "no product is known for this mode"
+    return Check(
+        name, State.INVALID, launches, detail=detail, link=f"{name}: {detail}", unit="launches"
+    )
+
+
+def path_check(name: str, result: Prefilled) -> Check:
+    """Every product of this prefill ran on the path that its mode runs: for want of the model."""
+    ran = products_of(result.routes)
+    dense, routed = _PRODUCTS.get(result.mode, ("", ""))
+    paths = {dense: path_of(result.mode, result.path), routed: EXPERTS}
+    other = [row for row in sorted(ran) if paths.get(row.split(" ")[0]) != row.split(" ")[-1]]
+    launches = sum(ran.values())
+    if ran and not other:
+        return Check(name, State.OK, launches, unit="launches")
+    detail = f"ran {', '.join(other)}" if other else "no product was counted"
+    return Check(
+        name, State.INVALID, launches, detail=detail, link=f"{name}: {detail}", unit="launches"
+    )
