@@ -1,8 +1,8 @@
 """The command line: `assay doctor|validate|trace|compare|generate`.
 
 Exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid or device error 3, interrupt 130.
-Deliberate errors are one line on standard error; any other exception is a bug and keeps its
-traceback.
+Deliberate errors are one line on standard error, before the lines of a compiler's or runtime's log
+where a device error carries one; any other exception is a bug and keeps its traceback.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from reference.model.errors import AssayError
+from reference.model.errors import AssayError, DeviceError
 
 COMMANDS = ("doctor", "validate", "trace", "compare", "generate")
 INTERRUPTED = 130
@@ -36,9 +36,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
     except AssayError as error:
-        print(f"assay: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"assay: {_text(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("assay: interrupted", file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def _text(error: AssayError) -> str:
+    """One line; a device error keeps its log, indented below its summary."""
+    first, *log = str(error).strip().splitlines() or [""]
+    if isinstance(error, DeviceError):
+        return "\n".join([first.rstrip(":"), *(f"    {line}".rstrip() for line in log)])
+    return " ".join(" ".join([first, *log]).split())

@@ -3,19 +3,20 @@
 import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.status import Status
-from tabulate import tabulate
 
 from backend_hip.runtimes import DEVICES
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
+from suites.commands.tables import table as table
 
 if TYPE_CHECKING:
     from backend_hip.engine import Engine
@@ -172,7 +173,13 @@ def prompt_tokens(arguments: argparse.Namespace, model: Model, n_decode: int) ->
     else:
         text = DEFAULT_PROMPT if arguments.prompt is None else arguments.prompt
         tokens = model.tokenizer.encode(text)
-    check_tokens(tokens, model.spec, max(0, model.spec.context_length - n_decode))
+    context = model.spec.context_length
+    check_tokens(tokens, model.spec, context)
+    if len(tokens) + n_decode > context:
+        raise InputError(
+            f"-n is {n_decode}, expected at most {context - len(tokens)} because {len(tokens)} "
+            f"prompt tokens and the new ones must fit into a context of {context}"
+        )
     return tokens
 
 
@@ -212,14 +219,29 @@ def open_engine(
     )
 
 
-def figure(value: float | None) -> str:
-    """A number for a table: three significant digits, nothing where there is none."""
-    return "" if value is None else f"{value:.3g}"
+_BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    return str(tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True))
+def printable(text: str) -> str:
+    """The text with what could steer a terminal escaped: controls other than newline and tab."""
+
+    def shown(character: str) -> str:
+        steers = unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI
+        if not steers or character in "\n\t":
+            return character
+        return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+    return "".join(map(shown, text))
 
 
-def shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 3] + "..."
+def prefill_switch(asked: "tuple[str, ...] | None") -> "BatchedPrefill | None":
+    """The switch of the environment; InputError where `asked` (--prefill) contradicts it."""
+    from backend_hip.switch import VARIABLE, mode_from_environment
+
+    switch = mode_from_environment()
+    if switch == "off" and asked is not None and "batched" in asked:
+        raise InputError(
+            f"--prefill is {','.join(asked)}, expected per-token because {VARIABLE} is 0 "
+            "(batched prefill off)"
+        )
+    return switch

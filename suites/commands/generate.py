@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from backend_hip.switch import mode_from_environment
 from reference.forward import Reference
 from reference.model import Model
 from reference.model.errors import DeviceError, InputError
 from reference.model.sampling import SamplingOptions, argmax, new_generator, sample
 from suites.commands import common
 from suites.harness.endtoend import References
+from suites.harness.kernels import require_path
 from suites.harness.pair import printing_judge
-from suites.harness.protocol import Tail
+from suites.harness.protocol import PREFILL_MODES, Tail
 from suites.harness.tail import broken_tail
 from suites.harness.verdict import Verdict, write_json
 
@@ -25,7 +25,8 @@ def add(subparsers: Any) -> None:
         "generate",
         help="continue a prompt, greedily by default",
         description="Prints the continuation of a prompt. ASSAY_BATCHED_PREFILL=0|1|validate "
-        "chooses the engine's prefill; validate compares both modes and sets the exit code.",
+        "chooses the engine's prefill; validate compares both modes and sets the exit code. "
+        "Control characters of the text are printed escaped; --json has it as it is.",
     )
     common.add_model(parser)
     common.add_prompt(parser)
@@ -41,11 +42,12 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)"
     )
-    parser.add_argument("--top-k", type=int, default=0, metavar="N", help="0: off (default: 0)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="1: off (default: 1)")
-    parser.add_argument("--min-p", type=float, default=0.0, metavar="P", help="0: off (default: 0)")
+    drawn = "; needs --temperature above 0"
+    parser.add_argument("--top-k", type=int, metavar="N", help=f"0: off (default: 0){drawn}")
+    parser.add_argument("--top-p", type=float, metavar="P", help=f"1: off (default: 1){drawn}")
+    parser.add_argument("--min-p", type=float, metavar="P", help=f"0: off (default: 0){drawn}")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="S", help="seed of the draws (default: 0)"
+        "--seed", type=int, metavar="S", help=f"seed of the draws (default: 0){drawn}"
     )
     parser.add_argument(
         "--ignore-eos", action="store_true", help="do not stop at an end-of-generation token"
@@ -58,14 +60,18 @@ def add(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.n < 1:
         raise InputError(f"-n is {arguments.n}, expected at least 1 token")
-    if arguments.seed < 0:
-        raise InputError(f"--seed is {arguments.seed}, expected 0 or more")
+    options, seed = _sampling(arguments)
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
-    options = SamplingOptions(
-        arguments.temperature, arguments.top_k, arguments.top_p, arguments.min_p
-    )
-    switch = mode_from_environment() or "on"
+    switch = common.prefill_switch(None) or "on"
+    if arguments.side == "reference" and switch == "validate":
+        raise InputError(
+            "--side is reference, expected engine because ASSAY_BATCHED_PREFILL is validate and "
+            "compares the engine's prefill modes"
+        )
+    if arguments.side == "engine":
+        modes = {"off": PREFILL_MODES[:1], "on": PREFILL_MODES[1:]}.get(switch, PREFILL_MODES)
+        require_path(arguments.path, modes, "prefill")
     with common.ProgressReport() as progress:
         progress("reading the model")
         model = common.open_model(arguments, progress)
@@ -73,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         verdict: Verdict | None = None
         if arguments.side == "reference":
             chosen = list(
-                _until_end(_reference(arguments, model, tokens, options), arguments, model)
+                _until_end(_reference(arguments, model, tokens, options, seed), arguments, model)
             )
         else:
 
@@ -90,11 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
                 judge=printing_judge(progress.line, limit),
             )
             with engine:
-                source = _engine(engine, tokens, options, arguments.seed)
+                source = _engine(engine, tokens, options, seed)
                 chosen = list(_until_end(source, arguments, model))
                 verdict = engine.validation
     text = model.tokenizer.decode(chosen)
-    print(text)
+    print(common.printable(text))
     if arguments.json is not None:
         write_json(
             arguments.json,
@@ -103,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "schema_version": 1,
                 "model": str(arguments.model),
                 "side": arguments.side,
-                "prefill": switch,
+                "prefill": switch if arguments.side == "engine" else None,
                 "tokens": tokens,
                 "generated": chosen,
                 "text": text,
@@ -117,6 +123,27 @@ def run(arguments: argparse.Namespace) -> int:
     return verdict.exit_code
 
 
+def _sampling(arguments: argparse.Namespace) -> tuple[SamplingOptions, int]:
+    """Options and seed of the draws; InputError for one that greedy choice would ignore."""
+    given = {
+        name: getattr(arguments, name)
+        for name in ("top_k", "top_p", "min_p", "seed")
+        if getattr(arguments, name) is not None
+    }
+    seed = int(given.get("seed", 0))
+    if seed < 0:
+        raise InputError(f"--seed is {seed}, expected 0 or more")
+    filters = {name: value for name, value in given.items() if name != "seed"}
+    options = SamplingOptions(arguments.temperature, **filters)
+    if given and options.temperature == 0:
+        name = f"--{next(iter(given)).replace('_', '-')}"
+        raise InputError(
+            f"{name} is for drawing, expected --temperature above 0 beside it because greedy "
+            "choice ignores it"
+        )
+    return options, seed
+
+
 def _until_end(source: Iterator[int], arguments: argparse.Namespace, model: Model) -> Iterator[int]:
     """At most `-n` tokens, ending behind an end-of-generation token."""
     ends = frozenset() if arguments.ignore_eos else frozenset(model.tokenizer.eog_ids)
@@ -128,7 +155,11 @@ def _until_end(source: Iterator[int], arguments: argparse.Namespace, model: Mode
 
 
 def _reference(
-    arguments: argparse.Namespace, model: Model, tokens: list[int], options: SamplingOptions
+    arguments: argparse.Namespace,
+    model: Model,
+    tokens: list[int],
+    options: SamplingOptions,
+    seed: int,
 ) -> Iterator[int]:
     reference = Reference(
         model,
@@ -136,7 +167,7 @@ def _reference(
         kv_type_k=arguments.kv_type_k,
         kv_type_v=arguments.kv_type_v,
     )
-    generator = new_generator(arguments.seed)
+    generator = new_generator(seed)
     row = reference.prefill(tokens)[-1]
     while True:
         token = sample(row, options, generator)

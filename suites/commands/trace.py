@@ -11,6 +11,7 @@ from reference.model import Model
 from reference.model.errors import InputError
 from reference.model.trace import Trace
 from suites.commands import common
+from suites.harness.kernels import require_path
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.verdict import write_json
 
@@ -35,8 +36,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--prefill",
         choices=PREFILL_MODES,
-        default="batched",
-        help="prefill mode of the engine (default: batched)",
+        help="prefill mode of the engine (default: batched, per-token where "
+        "ASSAY_BATCHED_PREFILL=0)",
     )
     parser.add_argument(
         "--logits",
@@ -61,6 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
     common.require_writable("--json", arguments.json)
     if arguments.out.suffix != ".npz":
         raise InputError(f"--out is {arguments.out}, expected a name that ends in .npz")
+    prefill = None if arguments.side == "reference" else _mode(arguments)
+    if arguments.side == "reference" and arguments.prefill is not None:
+        raise InputError(
+            "--prefill is a choice of the engine, expected it without --side reference"
+        )
     with common.ProgressReport() as progress:
         progress("reading the model")
         model = common.open_model(arguments, progress)
@@ -76,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
                 feed = {
                     "batched": engine.prefill_batched,
                     "per-token": engine.prefill_per_token,
-                }[arguments.prefill]
+                }[str(prefill)]
                 feed(tokens, trace=trace, logits=arguments.logits)
-        trace.meta = _meta(arguments, model, runtime)
+        trace.meta = _meta(arguments, model, runtime, prefill)
         progress(f"writing {arguments.out}")
         trace.save(arguments.out)
     summary = {
@@ -107,7 +113,23 @@ def _reference(
     reference.prefill(tokens, trace=trace, logits=arguments.logits)
 
 
-def _meta(arguments: argparse.Namespace, model: Model, runtime: str) -> dict[str, Any]:
+def _mode(arguments: argparse.Namespace) -> str:
+    """The engine's prefill mode, as --prefill or the switch of the environment says."""
+    asked = None if arguments.prefill is None else (str(arguments.prefill),)
+    switch = common.prefill_switch(asked)
+    if asked is None and switch == "validate":
+        raise InputError(
+            "a trace is of one prefill mode, expected --prefill because ASSAY_BATCHED_PREFILL is "
+            "validate (both)"
+        )
+    mode = asked[0] if asked else ("per-token" if switch == "off" else "batched")
+    require_path(arguments.path, (mode,))
+    return mode
+
+
+def _meta(
+    arguments: argparse.Namespace, model: Model, runtime: str, prefill: str | None
+) -> dict[str, Any]:
     engine = arguments.side == "engine"
     return {
         "side": arguments.side,
@@ -115,7 +137,8 @@ def _meta(arguments: argparse.Namespace, model: Model, runtime: str) -> dict[str
         "model": str(arguments.model),
         "model_sha256": model.file.sha256,
         "architecture": model.spec.architecture,
-        "prefill": arguments.prefill if engine else None,
+        "prefill": prefill,
+        "dtype": "float32" if engine else arguments.dtype,
         "path": arguments.path if engine else None,
         "kv_type_k": arguments.kv_type_k,
         "kv_type_v": arguments.kv_type_v,

@@ -5,14 +5,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from backend_hip.switch import mode_from_environment
 from reference.model import Model
-from suites.commands import common
+from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine
+from suites.harness.traced import PER_TOKEN_TRACED
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import Check, State, Verdict
+from suites.harness.verdict import State, Verdict
 
 DEFAULT_STEPS = 16
+SHOWN_IDS = 8
+VALIDATE_LINE = (
+    "The line `prefillBatched validate[...]` compares the last-token logits of the two prefill "
+    "modes: ref is per-token, batched is batched, idx the element that differs most. tol is what "
+    "they may differ by: 0 on path kparallel, which promises equal bits in both modes, and twice "
+    "the logit limit on path serial, which sums in another order. Column `of limit` says how much "
+    "of its limit a check used: 100 % is the limit itself. Both modes are traced where both are "
+    f"judged, per-token the first {PER_TOKEN_TRACED} tokens of the prompt."
+)
 
 
 def add(subparsers: Any) -> None:
@@ -21,6 +30,7 @@ def add(subparsers: Any) -> None:
         help="does the engine compute what the reference computes, and if not, what broke first",
         description="Runs reference and engine on one prompt and prints the verdict: ok (exit 0), "
         "diverged (1), unsupported (2) or invalid (3: the run can't prove anything).",
+        epilog=VALIDATE_LINE,
     )
     common.add_model(parser)
     common.add_prompt(parser)
@@ -44,11 +54,11 @@ def add(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    switch = mode_from_environment()
+    asked = None
     if arguments.prefill is not None:
-        modes = tuple(part.strip() for part in arguments.prefill.split(","))
-    else:
-        modes = ("per-token",) if switch == "off" else PREFILL_MODES
+        asked = tuple(part.strip() for part in arguments.prefill.split(","))
+    switch = common.prefill_switch(asked)
+    modes = asked or (PREFILL_MODES[:1] if switch == "off" else PREFILL_MODES)
     options = Options(
         modes=tuple(sorted(modes, key=list(PREFILL_MODES).index)) if _known(modes) else modes,
         n_decode=arguments.steps,
@@ -72,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             progress=progress,
         )
     verdict = _with_run(verdict, arguments, model, opener.label)
-    print(render(verdict, model))
+    print(render(verdict, model, tables.width()))
     if arguments.json is not None:
         verdict.write(arguments.json)
     return verdict.exit_code
@@ -111,52 +121,48 @@ def _with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, lab
     return Verdict(verdict.checks, run={**facts, **verdict.run}, notes=verdict.notes)
 
 
-def render(verdict: Verdict, model: Model) -> str:
+def render(verdict: Verdict, model: Model, columns: int) -> str:
     """Header, table of checks, notes, continuation, and the verdict as the last line."""
     if verdict.state is State.UNSUPPORTED and len(verdict.checks) == 1:
         return verdict.summary()  # nothing ran
     run = verdict.run
+
+    def entry(head: str, text: str) -> str:
+        return tables.paragraph(f"{head:<9} {text}", columns)
+
+    lengths = run.get("traced", {})
     lines = [
-        f"model     {run['model']} ({run['architecture']}, {model.spec.layer_count} layers)",
-        f"engine    runtime {run['runtime']}, path {run.get('path', '')}, KV "
-        f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
-        f"chunk {run['chunk']}",
-        f"prompt    {len(run['tokens'])} tokens: {common.shorten(str(run['tokens']), 70)}",
-        "",
-        common.table(
-            [
-                (
-                    check.name,
-                    check.state.value,
-                    f"{check.elements:,}",
-                    common.figure(check.measured),
-                    common.figure(check.limit),
-                    common.figure(check.headroom),
-                    _place(check),
-                )
-                for check in verdict.checks
-            ],
-            ["check", "state", "compared", "measured", "limit", "head-room", "where"],
+        entry("model", f"{run['model']} ({run['architecture']}, {model.spec.layer_count} layers)"),
+        entry(
+            "engine",
+            f"runtime {run['runtime']}, path {run.get('path', '')}, KV "
+            f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
+            f"chunk {run['chunk']}",
         ),
+        entry("prompt", f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}"),
+        entry("traced", ", ".join(f"{mode} ({n} tokens)" for mode, n in lengths.items())),
+        "",
+        tables.check_table(verdict.checks, columns),
         "",
     ]
-    lines += [f"note      {note}" for note in verdict.notes]
+    lines += [entry("note", note) for note in verdict.notes]
     if "validate_line" in run:
         lines.append(str(run["validate_line"]))
     if run.get("generated"):
         lines.append(f"continuation  {continuation(model, run['generated'])}")
     broken = verdict.first_broken
     if broken is not None and broken.detail and broken.detail not in broken.link:
-        lines.append(f"detail    {broken.detail}")
+        lines.append(entry("detail", broken.detail))
     lines.append(verdict.summary())
     return "\n".join(lines)
 
 
-def _place(check: Check) -> str:
-    """Where the worst element is, unless there is nothing to see there."""
-    if check.state is State.OK and check.measured == 0:
-        return check.detail.partition(";")[0]
-    return common.shorten(check.where or check.detail, 60)
+def _ids(tokens: list[int]) -> str:
+    """The prompt, or both ends of a long one; --json has every id."""
+    if len(tokens) <= 2 * SHOWN_IDS:
+        return str(tokens)
+    first, last = (", ".join(map(str, part)) for part in (tokens[:SHOWN_IDS], tokens[-SHOWN_IDS:]))
+    return f"[{first}, ..., {last}]"
 
 
 def continuation(model: Model, generated: list[int]) -> str:

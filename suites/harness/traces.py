@@ -1,13 +1,51 @@
 """Two recorded traces against each other, point by point, where neither side can be run again."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
+from reference.model.errors import InputError
 from reference.model.trace import Trace
 from suites.harness.compare import compare
 from suites.harness.tolerances import TRACE_FILES
 from suites.harness.verdict import Check, State, Verdict, check_of
 
-_MUST_AGREE = ("architecture", "model_sha256", "kv_type_k", "kv_type_v")
+SAME_RUN = ("model_sha256", "architecture", "logits")
+"""Where these differ, the values are of different things and nothing can be said."""
+STORAGE = ("kv_type_k", "kv_type_v")
+"""These change what is right; they may differ where that is what is compared."""
+UNDER_TEST = ("side", "runtime", "dtype", "prefill", "path")
+"""What two traces of one model and one prompt are made to compare."""
+
+
+def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -> None:
+    """Refuses traces that were made to be different; `allow_different` lets KV types differ."""
+    for field in SAME_RUN if allow_different else (*SAME_RUN, *STORAGE):
+        one, other = got.meta.get(field), want.meta.get(field)
+        if one != other:
+            hint = " (or --allow-different)" if field in STORAGE else ""
+            raise InputError(f"compare: {field} is {one} and {other}, expected one value{hint}")
+    if got.tokens != want.tokens:
+        places = [
+            i
+            for i, ids in enumerate(zip(got.tokens, want.tokens, strict=False))
+            if ids[0] != ids[1]
+        ]
+        what = f"{len(got.tokens)} and {len(want.tokens)} tokens"
+        if places:
+            at = places[0]
+            what = f"{got.tokens[at]} and {want.tokens[at]} at place {at}"
+        raise InputError(f"compare: tokens are {what}, expected one prompt")
+
+
+def under_test(got: Trace, want: Trace) -> list[str]:
+    """In what the two differ by intent: what a verdict over them is a verdict of."""
+    return [
+        f"{field} {got.meta.get(field)} against {want.meta.get(field)}"
+        for field in (*UNDER_TEST, *STORAGE)
+        if got.meta.get(field) != want.meta.get(field)
+    ]
 
 
 def compare_traces(
@@ -20,11 +58,9 @@ def compare_traces(
     """
     share = TRACE_FILES.share if share is None else share
     checks = [_same_prompt(got, want)]
-    notes = [
-        f"{key} differs: {got.meta.get(key)} and {want.meta.get(key)}"
-        for key in _MUST_AGREE
-        if got.meta.get(key) != want.meta.get(key)
-    ]
+    notes = under_test(got, want)
+    if not notes:
+        notes.append("nothing is different in how the two were made: two runs of one thing")
     if not exact:
         notes.append("errors that a point inherits count here; validate judges each point alone")
     names = [*want.arrays, *(name for name in got.arrays if name not in want)]
@@ -38,7 +74,7 @@ def _same_prompt(got: Trace, want: Trace) -> Check:
     detail = f"{len(got.tokens)} and {len(want.tokens)} tokens"
     link = "" if same else "the traces are of different prompts"
     state = State.OK if same else State.INVALID
-    return Check("tokens", state, len(want.tokens), detail=detail, link=link)
+    return Check("tokens", state, len(want.tokens), detail=detail, link=link, unit="tokens")
 
 
 def _point(got: Trace, want: Trace, name: str, exact: bool, share: float) -> Check:
@@ -53,5 +89,7 @@ def _point(got: Trace, want: Trace, name: str, exact: bool, share: float) -> Che
     comparison = compare(one, other, 0.0 if exact else share * largest)
     check = check_of(name, comparison)
     if exact and check.state is State.OK and not comparison.bit_equal:
-        return Check(name, State.DIVERGED, comparison.elements, detail="equal numbers, other bits")
+        return replace(
+            check, state=State.DIVERGED, of_limit=math.inf, detail="equal numbers, other bits"
+        )
     return check

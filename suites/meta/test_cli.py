@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from reference.model.errors import DeviceError
-from reference.model.trace import Trace
+from reference.model.errors import DeviceError, InputError
 from suites import cli
 from suites.harness.verdict import SCHEMA_PATH
 from suites.meta.test_verdict import violations
@@ -56,6 +54,30 @@ BAD = [
     Bad("prefill", ("validate", *RUN, "--prefill", "batch"), "prefill is batch"),
     Bad("json-folder", ("validate", *RUN, "--json", "."), "that is a folder"),
     Bad("json-nowhere", ("validate", *RUN, "--json", "no/where.json"), "a folder that exists"),
+    Bad("steps-many", ("validate", *RUN, "-n", "100000"), "-n is 100000, expected at most 4088"),
+    Bad("generate-many", ("generate", *RUN, "-n", "100000"), "-n is 100000, expected at most"),
+    Bad(
+        "path-not-run",
+        ("validate", *RUN, "--path", "serial", "--prefill", "per-token"),
+        "path serial is a path of batched prefill; --prefill per-token does not run it",
+    ),
+    Bad(
+        "trace-path-not-run",
+        (
+            *("trace", *RUN, "--side", "engine", "--out", "t.npz"),
+            *("--path", "serial", "--prefill", "per-token"),
+        ),
+        "path serial is a path of batched prefill",
+    ),
+    Bad(
+        "trace-mode-of-the-reference",
+        ("trace", *RUN, "--side", "reference", "--out", "t.npz", "--prefill", "batched"),
+        "--prefill is a choice of the engine",
+    ),
+    Bad("greedy-top-k", ("generate", *RUN, "--top-k", "5"), "--top-k is for drawing"),
+    Bad("greedy-top-p", ("generate", *RUN, "--top-p", "0.5"), "--top-p is for drawing"),
+    Bad("greedy-min-p", ("generate", *RUN, "--min-p", "0.5"), "--min-p is for drawing"),
+    Bad("greedy-seed", ("generate", *RUN, "--seed", "7"), "--seed is for drawing"),
     Bad("generate-n", ("generate", *RUN, "-n", "0"), "-n is 0"),
     Bad("generate-seed", ("generate", *RUN, "--seed", "-1"), "--seed is -1"),
     Bad("generate-top-p", ("generate", *RUN, "--top-p", "1.5"), "top_p is 1.5"),
@@ -64,8 +86,9 @@ BAD = [
         ("trace", *RUN, "--side", "reference", "--out", "trace.txt"),
         "expected a name that ends in .npz",
     ),
-    Bad("compare-none", ("compare", "a.npz", "b.npz"), "can't be read as a trace file"),
-    Bad("compare-text", ("compare", "text.gguf", "text.gguf"), "can't be read as a trace file"),
+    Bad("compare-none", ("compare", "a.npz", "b.npz"), "a.npz is not a file"),
+    Bad("compare-text", ("compare", "text.gguf", "text.gguf"), "is not a whole trace file"),
+    Bad("compare-json", ("compare", "x.json", "x.json"), "x.json is not a whole trace file"),
     Bad("doctor-device", ("doctor", "--device", "tpu"), "expected one of auto"),
 ]
 
@@ -73,6 +96,7 @@ BAD = [
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty.gguf").touch()
+    (tmp_path / "x.json").write_text('{"state": "ok"}')
     (tmp_path / "text.gguf").write_text("not a model, and longer than any header that is read")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -89,6 +113,8 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert len(errors) == 1
     assert errors[0].startswith("assay: ")
     assert case.text in errors[0]
+    assert "pickle" not in errors[0]
+    assert all(errors[0].count(name) <= 1 for name in ("a.npz", "x.json"))  # no path twice
     assert output.out == ""
     assert sorted(folder.rglob("*")) == before
 
@@ -108,14 +134,16 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert code == 2, error
     assert "compiler" in error
+    assert '`pip install -e ".[compiler]"`' in error
 
 
 def test_the_switch_in_the_environment_must_be_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "2")
-    for command in ("validate", "generate"):
-        assert cli.main([command, *RUN]) == 2
+    trace = ("trace", *RUN, "--out", "t.npz", "--side", "engine")
+    for command in (("validate", *RUN), ("generate", *RUN), trace):
+        assert cli.main(list(command)) == 2
         assert "ASSAY_BATCHED_PREFILL is '2', expected one of" in capsys.readouterr().err
 
 
@@ -141,7 +169,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (DeviceError("hipMemcpy: hipErrorIllegalAddress,\nillegal address"), 3, "illegal address"),
+        (DeviceError("hipMemcpy: hipErrorIllegalAddress, illegal address"), 3, "illegal address"),
+        (InputError("file: is short,\n  expected\tmore"), 2, "file: is short, expected more"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
@@ -160,6 +189,24 @@ def test_errors_in_the_middle(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("assay: ")
     assert text in line
+
+
+def test_a_device_error_keeps_its_log(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = "matvec.hip:3:5: error: no\n  int x\n      ^\n"
+
+    def fail(arguments: argparse.Namespace) -> int:
+        raise DeviceError(f"compile: matvec.hip failed, HIPRTC_ERROR_COMPILATION:\n{log}")
+
+    monkeypatch.setattr("suites.commands.doctor.run", fail)
+    assert cli.main(["doctor"]) == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "assay: compile: matvec.hip failed, HIPRTC_ERROR_COMPILATION",
+        "    matvec.hip:3:5: error: no",
+        "      int x",
+        "          ^",
+    ]
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,12 +238,35 @@ def test_validate(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["run"]["runtime"] == "emulated"
     assert document["state"] == "ok"
     assert document["run"]["modes"] == ["per-token", "batched"]
+    assert any(line.startswith("traced    batched (8 tokens), per-token (8") for line in lines)
+    assert max(len(line) for line in lines if not line.startswith("prefillBatched")) <= 120
+    assert len(document["run"]["planted"]) >= 7 + 4 + 2  # ops, KV and decode
 
 
-def test_validate_follows_the_switch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_follows_the_switch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "0")
     assert _validate(folder)["run"]["modes"] == ["per-token"]
+    assert _validate(folder, "--prefill", "per-token")["run"]["modes"] == ["per-token"]
+    for modes in ("batched", "per-token,batched"):
+        assert cli.main(["validate", *RUN, "--prefill", modes]) == 2
+        assert f"--prefill is {modes}, expected per-token" in capsys.readouterr().err
+    assert cli.main(["validate", *RUN, "--path", "serial"]) == 2
+    assert "--prefill per-token does not run it" in capsys.readouterr().err
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "1")
     assert _validate(folder, "--prefill", "batched")["run"]["modes"] == ["batched"]
+
+
+def test_generate_follows_the_switch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "validate")
+    assert cli.main(["generate", *RUN, "--side", "reference"]) == 2
+    assert "--side is reference, expected engine" in capsys.readouterr().err
+    monkeypatch.setenv("ASSAY_BATCHED_PREFILL", "0")
+    assert cli.main(["generate", *RUN, "--path", "serial"]) == 2
+    assert "prefill per-token does not run it" in capsys.readouterr().err
 
 
 def test_validate_of_an_unknown_kv_type(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,71 +309,6 @@ def test_generate_prints_the_validate_line(
         "prefillBatched validate[ok]: last-token logits max_abs_diff=0.000000 at idx=0 (ref="
     )
     assert lines[0].endswith("tol=0.000000 n_tokens=8")
-
-
-def _trace(folder: Path, name: str, *more: str) -> str:
-    path = str(folder / name)
-    assert cli.main(["trace", *RUN, "--out", path, *more]) == 0
-    return path
-
-
-def test_trace_and_compare(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reference = _trace(folder, "reference.npz", "--side", "reference")
-    batched = _trace(folder, "batched.npz", "--side", "engine", "--logits", "all")
-    last = _trace(folder, "last.npz", "--side", "engine")
-    per_token = _trace(folder, "per-token.npz", "--side", "engine", "--prefill", "per-token")
-    meta = Trace.load(folder / "batched.npz").meta
-    assert (meta["side"], meta["runtime"], meta["path"]) == ("engine", "emulated", "kparallel")
-    capsys.readouterr()
-
-    assert cli.main(["compare", last, reference]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "ok"
-    assert cli.main(["compare", last, per_token, "--exact"]) == 0
-    assert cli.main(["compare", last, reference, "--exact"]) == 1
-    capsys.readouterr()
-    assert cli.main(["compare", last, reference, "--limit", "1e-12"]) == 1
-    assert "diverged: " in capsys.readouterr().out
-    # Logits of one token against logits of all are another shape.
-    assert cli.main(["compare", batched, reference]) == 1
-
-
-def test_compare_names_the_first_point(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
-    broken = {name: np.array(value) for name, value in trace.arrays.items()}
-    broken["ffn_act-1"][2, 3] += 1
-    broken["l_out-1"][2] *= 2
-    path = folder / "b.npz"
-    _save(broken, trace, trace.tokens, path)
-    capsys.readouterr()
-    output = folder / "compare.json"
-    assert cli.main(["compare", str(path), str(folder / "a.npz"), "--json", str(output)]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "diverged: ffn_act-1"
-    document = json.loads(output.read_text())
-    assert violations(document, json.loads(SCHEMA_PATH.read_text())) == []
-    assert document["first_broken"] == "ffn_act-1"
-
-
-def test_compare_of_other_prompts_or_points_is_invalid(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
-    arrays = dict(trace.arrays)
-    _save(arrays, trace, trace.tokens[::-1], folder / "tokens.npz")
-    del arrays["kqv_out-0"]
-    _save(arrays, trace, trace.tokens, folder / "points.npz")
-    first = str(folder / "a.npz")
-    for got, want in ((str(folder / "points.npz"), first), (first, str(folder / "points.npz"))):
-        assert cli.main(["compare", got, want]) == 3
-        assert capsys.readouterr().out.splitlines()[-1] == "invalid: kqv_out-0"
-    assert cli.main(["compare", str(folder / "tokens.npz"), first]) == 3
-    assert "different prompts" in capsys.readouterr().out
-
-
-def _save(arrays: dict[str, Any], trace: Trace, tokens: tuple[int, ...], path: Path) -> None:
-    copy = Trace(tokens, trace.meta)
-    for name, value in arrays.items():
-        copy.record(name, value)
-    copy.save(path)
 
 
 def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
