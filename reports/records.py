@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SWEEPS = ("mode", "max-cols")
 MODES = ("per-token", "batched")
 
@@ -28,7 +28,8 @@ class Measurement:
     """One verified and timed prefill case.
 
     `seconds`: one sample a round, of the whole prompt, by `clock`; `host_seconds`: the same rounds
-    by the host's clock. `runtime`: what produced the figure (`emulated`, `gfx1201`, `cuda sm_90`).
+    by the host's clock. `runtime`: what produced the figure (`emulated`, `gfx1201`); `host`: the
+    machine's processor and how many threads of it the runtime may use.
     `max_abs_diff` and `limit`: the logits' comparison that preceded the timing.
     """
 
@@ -36,6 +37,7 @@ class Measurement:
     model: str
     runtime: str
     device: str
+    host: str
     prefill: str
     path: str
     prompt_tokens: int
@@ -90,7 +92,7 @@ def require_one_runtime(records: Sequence[Measurement], source: str) -> None:
     """Refuses an empty set and one whose figures come from several runtimes or builds."""
     if not records:
         raise ReportError(f"records: {source} holds no measurement, expected at least one")
-    for name in ("runtime", "device", "compiler", "commit"):
+    for name in ("runtime", "device", "host", "compiler", "commit"):
         found = sorted({str(getattr(record, name)) for record in records})
         if len(found) > 1:
             raise ReportError(
@@ -106,9 +108,10 @@ def _measurement(row: Any, where: str) -> Measurement:
     info, stats = row.get("extra_info"), row.get("stats")
     if not isinstance(info, dict) or not isinstance(stats, dict):
         raise ReportError(f"records: {where} lacks extra_info or stats")
-    if info.get("schema") != SCHEMA_VERSION:
+    if info.get("schema_version") != SCHEMA_VERSION:
         raise ReportError(
-            f"records: {where} has schema {info.get('schema')}, expected {SCHEMA_VERSION}"
+            f"records: {where} has schema_version {info.get('schema_version')}, expected "
+            f"{SCHEMA_VERSION}"
         )
     iterations = stats.get("iterations")
     if iterations != 1:

@@ -18,6 +18,8 @@ EMULATED_NOTE = (
     "that the paths run and are right, and say nothing about a GPU's speed."
 )
 ABSENT = "-"
+# Per-token prefill has one route: kernels of kparallel, also where the batched path is serial.
+RATIO = "x per-token (kparallel)"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ def document(records: Sequence[Measurement], *, markdown: bool) -> str:
 
 
 def mode_table(records: Sequence[Measurement]) -> Table:
-    """Median tok/s by prefill mode and path, and its ratio to per-token prefill of that prompt."""
+    """Median tok/s by prefill mode and path, and its ratio to per-token prefill of that prompt,
+    whose products are kparallel on every path.
+    """
     label = _label(records)
     prompts = sorted({record.prompt_tokens for record in records})
     cells = _unique(
@@ -86,7 +90,7 @@ def mode_table(records: Sequence[Measurement]) -> Table:
         rows.append(tuple(row))
     headers = ["prefill", "path", "MAX_COLS"]
     for prompt in prompts:
-        headers += [f"{prompt} tokens: tok/s [{label}]", "x per-token"]
+        headers += [f"{prompt} tokens: tok/s [{label}]", RATIO]
     return Table(
         f"Prefill mode and path: {_subject(records[0])}", tuple(headers), tuple(rows), _notes(cells)
     )
@@ -160,10 +164,9 @@ def _ratio(record: Measurement | None, base: Measurement | None) -> str:
 
 
 def _subject(record: Measurement) -> str:
-    return (
-        f"{record.model}, {record.runtime} ({record.device}), "
-        f"KV {record.kv_type_k}/{record.kv_type_v}"
-    )
+    device = record.host if record.runtime == EMULATED else record.device
+    kv_types = f"KV {record.kv_type_k}/{record.kv_type_v}"
+    return f"{record.model}, {record.runtime} ({device}), {kv_types}"
 
 
 def _notes(cells: dict[Hashable, Measurement]) -> tuple[str, ...]:
@@ -180,11 +183,15 @@ def _notes(cells: dict[Hashable, Measurement]) -> tuple[str, ...]:
         f"Median (slowest to fastest) of {counted} rounds, timed by {records[0].clock}; every row "
         "was verified before and after its timing."
     ]
-    shares = [
-        statistics.median(record.host_seconds) / statistics.median(record.seconds)
-        for record in records
-    ]
-    lines.append(f"The host's clock shows {min(shares):.2f} to {max(shares):.2f} times as long.")
+    if all(record.runtime != EMULATED for record in records):  # there both clocks are the host's
+        shares = [
+            statistics.median(record.host_seconds) / statistics.median(record.seconds)
+            for record in records
+        ]
+        lines.append(
+            f"From call to result the host waited {min(shares):.2f} to {max(shares):.2f} times "
+            "as long."
+        )
     if verified:
         lines.append(
             f"Largest difference of last-token logits to per-token prefill: {', '.join(verified)}."
@@ -194,7 +201,7 @@ def _notes(cells: dict[Hashable, Measurement]) -> tuple[str, ...]:
 
 def _closing(records: Sequence[Measurement]) -> list[str]:
     first = records[0]
-    lines = [f"Commit {first.commit}; compiler {first.compiler}."]
+    lines = [f"Commit {first.commit}; compiler {first.compiler}; host {first.host}."]
     if any(record.runtime == EMULATED for record in records):
         lines.append(EMULATED_NOTE)
     return lines

@@ -53,15 +53,16 @@ class SpeedCase:
 def cases(sweep: str, selection: Selection, device_kind: str | None) -> list[SpeedCase]:
     """The cases of a sweep ("mode", "max-cols"): options replace its lists of values.
 
-    `device_kind` is the runtime's ("cpu", "amd", "cuda").
+    `device_kind` is the runtime's. Modes and paths that options leave out are deselected by the
+    root conftest.
     """
-    size = "gpu" if device_kind in ("amd", "cuda") else "cpu"
+    size = "cpu" if device_kind in ("cpu", None) else "gpu"
     columns = selection.max_cols or ((DEFAULT_MAX_COLS,) if sweep == "mode" else MAX_COLS)
     kinds = MODE_KINDS if sweep == "mode" else (("batched", "kparallel"),)
     prompts = MODE_PROMPTS[size] if sweep == "mode" else MAX_COLS_PROMPTS
     (kv_type_k,) = selection.kv_type_k or (DEFAULT_KV_TYPE,)
     (kv_type_v,) = selection.kv_type_v or (DEFAULT_KV_TYPE,)
-    found = [
+    return [
         SpeedCase(sweep, model, prefill, path, prompt, count, kv_type_k, kv_type_v)
         for model in selection.model or MODELS[size]
         for prompt in prompts
@@ -69,4 +70,3 @@ def cases(sweep: str, selection: Selection, device_kind: str | None) -> list[Spe
         # MAX_COLS means nothing to per-token prefill: one case stands for all.
         for count in (columns[:1] if prefill == "per-token" else columns)
     ]
-    return [case for case in found if selection.keeps({"case": case})]

@@ -5,8 +5,11 @@ of collecting results; `SampleClock.measure` advances by the time between two de
 one prefill instead, and keeps the host's time of the same interval beside it.
 """
 
+import os
+import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from backend_hip import Device
@@ -74,3 +77,17 @@ class CacheFlush:
 
     def free(self) -> None:
         self._buffer.free()
+
+
+def host_name() -> str:
+    """The machine's processor and the number of threads that the CPU runtime has on it."""
+    processor = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name" and value.strip():
+                processor = value.strip()
+                break
+    threads = os.environ.get("ASSAY_CPU_THREADS") or len(os.sched_getaffinity(0))
+    return f"{processor}, {threads} threads"

@@ -7,7 +7,6 @@ from functools import cache
 import pytest
 
 from backend_hip import Device
-from fixtures.registry import published_files
 from reference.model import Model
 from suites.benchmark.cases import SpeedCase
 from suites.benchmark.clock import CacheFlush
@@ -31,14 +30,6 @@ def commit(pytestconfig: pytest.Config) -> str:
     if not head:
         return "unknown"
     return f"{head} with changes" if git("status", "--porcelain") else head
-
-
-@pytest.fixture
-def model_of(
-    load: Callable[[str], Model], real_model: Callable[[str], Model]
-) -> Callable[[str], Model]:
-    """Model by name; a published one whose package is missing skips with the pip command."""
-    return lambda name: (real_model if name in published_files() else load)(name)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ tables and their Markdown hold only rows whose verdict is ok. Files appear in ru
 """
 
 import json
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from reports import reference_speed
 from reports.records import ReportError, load_records, write_text
 from reports.tables import document
+from suites.benchmark.clock import CLOCK
 
 # pytest-benchmark's options that mean nothing unless something is timed.
 _NEED_TIMING = (
@@ -56,6 +58,19 @@ def pytest_configure(config: pytest.Config) -> None:
     options.benchmark_json = part
     config.stash[JSON_TARGET] = target
     config.stash[UNVERIFIED] = []
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """pytest-benchmark's own header names the timer that it would use by default."""
+    if not config.getoption("--benchmark"):
+        return None
+    return f"assay: prefill is timed by {CLOCK.label}, the reference by the host's clock"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes the folder that pytest-benchmark makes for files of its own, if it holds none."""
+    with suppress(OSError):
+        (config.invocation_params.dir / ".benchmarks").rmdir()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,7 +15,7 @@ from backend_hip.results import PrefillResult
 from reference.model import Model
 from reports.records import SCHEMA_VERSION
 from suites.benchmark.cases import SpeedCase, cases
-from suites.benchmark.clock import CLOCK, read_clock
+from suites.benchmark.clock import CLOCK, host_name, read_clock
 from suites.benchmark.proof import Proof, prove, require_same
 from suites.harness.endtoend import Expected
 from suites.options import DEVICE_KIND, SELECTION
@@ -37,7 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def timed(
     benchmark: Any,
     device: Device,
-    model_of: Callable[[str], Model],
+    load: Callable[[str], Model],
     expected_of: Callable[[Model, SpeedCase], Expected],
     engine_factory: Callable[..., Engine],
     request: pytest.FixtureRequest,
@@ -46,7 +46,7 @@ def timed(
     """Proves a case, times it, proves the timed rounds, and only then writes its record."""
 
     def check_and_time(case: SpeedCase) -> None:
-        model = model_of(case.model)
+        model = load(case.model)
         engine = engine_factory(
             model,
             max_cols=case.max_cols,
@@ -95,11 +95,12 @@ def record(
 ) -> dict[str, Any]:
     """What reports.records reads; written only for a case that was proved."""
     return {
-        "schema": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION,
         "sweep": case.sweep,
         "model": case.model,
         "runtime": device.label,
         "device": device.name,
+        "host": host_name(),
         "prefill": case.prefill,
         "path": case.path,
         "prompt_tokens": case.prompt_tokens,

@@ -32,7 +32,6 @@ threadpoolctl = require("threadpoolctl")
 # The timer is the host's: nothing here runs on a device.
 pytestmark = [
     pytest.mark.models,
-    pytest.mark.slow,
     pytest.mark.benchmark(timer=time.perf_counter),
     pytest.mark.filterwarnings("ignore::Warning:torch", "ignore::Warning:transformers"),
 ]
@@ -145,13 +144,13 @@ def _run(side: Peer | Ours, case: ReferenceCase, tokens: list[int]) -> Any:
 def test_reference_speed(
     case: ReferenceCase,
     benchmark: Any,
-    model_of: Callable[[str], Model],
+    load: Callable[[str], Model],
     peer_of: Callable[[str], Peer],
     dense_of: Callable[[str], DenseCache],
     threads: Any,
     request: pytest.FixtureRequest,
 ) -> None:
-    model = model_of(case.model)
+    model = load(case.model)
     sides: tuple[Ours, Peer] = Ours(model, dense_of(case.model)), peer_of(case.model)
     ours, peer = sides
     prompt, tokens = case.draw(model.spec.vocab_size)

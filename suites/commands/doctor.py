@@ -4,6 +4,7 @@ import argparse
 import importlib.metadata
 import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -11,16 +12,19 @@ from collections.abc import Callable
 from typing import Any
 
 from fixtures.registry import published_files
-from reference.model.cache import cache_folder
+from reference.model.cache import atomic_write, cache_folder
 from reference.model.errors import AssayError
 from suites.commands import common
 from suites.harness.verdict import write_json
 
 PACKAGES = (
     "numpy", "gguf", "hip-python", "tabulate", "rich", "tokenizers", "sentencepiece", "protobuf",
-    "platformdirs", "pytest", "pytest-benchmark", "hypothesis", "ziglang",
+    "platformdirs", "pytest", "pytest-benchmark", "hypothesis", "scipy", "threadpoolctl",
+    "ziglang",
 )  # fmt: skip
-COMPILERS = ("g++", "clang++", "clang++-19", "c++")
+# Of the CPU runtime, and of gfx1201: the versions of clang that know this target.
+CPU_COMPILERS = ("g++", "clang++")
+GFX1201_COMPILERS = ("clang++", *(f"clang++-{version}" for version in range(18, 26)))
 
 Row = tuple[str, str, str, str]  # section, name, state, detail
 
@@ -41,17 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
     with common.ProgressReport() as progress:
-        devices = {kind: _runtime(kind, progress) for kind in ("amd", "cuda", "cpu") if kind}
-    rows = [
+        devices = {kind: _runtime(kind, progress) for kind in ("amd", "cpu")}
+    devices["cuda"] = ("runtime", "cuda", "not yet", "no runtime over CUDA exists")
+    rows: list[Row] = [
         ("python", "version", "present", f"{platform.python_version()} {sys.executable}"),
         ("python", "platform", "present", platform.platform()),
         *map(_package, PACKAGES),
-        *map(_compiler, COMPILERS),
+        *map(_compiler, CPU_COMPILERS),
+        _gfx1201_compiler(),
         *devices.values(),
         *map(_model, published_files()),
-        ("cache", "folder", "present", str(cache_folder("kernels").parent)),
+        _cache(),
     ]
-    wanted = list(devices) if arguments.device == "auto" else [arguments.device]
+    wanted = ["amd", "cpu"] if arguments.device == "auto" else [arguments.device]
     usable = [kind for kind in wanted if devices[kind][2] == "present"]
     print(common.table(rows, ["what", "name", "state", "detail"]))
     print()
@@ -87,12 +93,41 @@ def _package(name: str) -> Row:
 def _compiler(name: str) -> Row:
     path = shutil.which(name)
     if path is None:
-        return ("compiler", name, "missing", "")
-    shown = subprocess.run(
-        [path, "--version"], capture_output=True, text=True, check=False, timeout=30
-    )
-    first = shown.stdout.splitlines()[:1]
-    return ("compiler", name, "present", f"{path} {first[0] if first else ''}".strip())
+        return ("compiler", name, "missing", f"apt-get install {_PACKAGE_OF[name]}")
+    return ("compiler", name, "present", f"{path} {_first_line(path, '--version')}".strip())
+
+
+_PACKAGE_OF = {"g++": "g++", "clang++": "clang"}
+
+
+def _gfx1201_compiler() -> Row:
+    """The first clang that has the target gfx1201; only test_gfx1201.py needs it."""
+    for name in GFX1201_COMPILERS:
+        path = shutil.which(name)
+        if path is not None and re.search(r"version (1[89]|2\d)\.", _first_line(path, "--version")):
+            return ("compiler", "for gfx1201", "present", path)
+    install = "apt-get install clang-19, or any from 18 (tests compile the kernels for gfx1201)"
+    return ("compiler", "for gfx1201", "missing", install)
+
+
+def _first_line(path: str, option: str) -> str:
+    try:
+        shown = subprocess.run(
+            [path, option], capture_output=True, text=True, check=False, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    return (shown.stdout.splitlines() or [""])[0]
+
+
+def _cache() -> Row:
+    try:
+        folder = cache_folder("kernels")
+        atomic_write(folder / ".doctor", b"")
+        (folder / ".doctor").unlink()
+    except (AssayError, OSError) as error:
+        return ("cache", "folder", "unusable", str(error))
+    return ("cache", "folder", "present", str(folder.parent))
 
 
 def _runtime(kind: str, progress: Callable[[str], None]) -> Row:

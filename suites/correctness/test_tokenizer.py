@@ -95,14 +95,14 @@ def _piece_metadata(**changes: Any) -> dict[str, Any]:
     return _metadata(**{**pieces, **changes})
 
 
-@pytest.mark.parametrize("name", PROMPTS["ids"])
-def test_ids_are_llama_cpps(name: str) -> None:
-    _needs(name)
-    tokenizer, want = _tokenizer(name), PROMPTS["ids"][name]
+@pytest.mark.parametrize("model", PROMPTS["ids"])
+def test_ids_are_llama_cpps(model: str) -> None:
+    _needs(model)
+    tokenizer, want = _tokenizer(model), PROMPTS["ids"][model]
     assert len(want) == len(STRINGS) > 100
     for text, ids in zip(STRINGS, want, strict=True):
         assert tokenizer.encode(text, add_bos=False) == ids, repr(text)
-    assert sorted(tokenizer.eog_ids) == PROMPTS["end_of_generation"][name]
+    assert sorted(tokenizer.eog_ids) == PROMPTS["end_of_generation"][model]
 
 
 @pytest.mark.parametrize("pre", PROMPTS["pre_ids"])
@@ -181,10 +181,10 @@ def test_every_family_of_pre_tokenizers_has_an_oracle() -> None:
     assert {PRE_TOKENIZERS[name] for name in PROMPTS["pre_ids"]} == set(PRE_TOKENIZERS.values())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_prompts_of_the_published_models(name: str) -> None:
-    _needs(name)
-    golden, tokenizer = published_model(name), _tokenizer(name)
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_prompts_of_the_published_models(model: str) -> None:
+    _needs(model)
+    golden, tokenizer = published_model(model), _tokenizer(model)
     ids = tokenizer.encode(golden.text)
     assert tuple(ids) == golden.ids
     assert tuple(map(tokenizer.piece, ids)) == golden.pieces
@@ -196,25 +196,25 @@ def _unmarked(text: str, name: str) -> bool:
     return name not in ("tiny-gemma3", "tiny-gemma4") or "▁" not in text
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("model", TINY)
 @given(text=st.text())
 @example("")
 @example(" a  b ")
 @example("\0\n\r\t 漢字 👩‍👩‍👧‍👦 <|im_end|><end_of_turn>")
 @settings(max_examples=100, deadline=None)
-def test_round_trip(name: str, text: str) -> None:
-    tokenizer = _tokenizer(name)
+def test_round_trip(model: str, text: str) -> None:
+    tokenizer = _tokenizer(model)
     ids = tokenizer.encode(text, add_bos=False)
     assert all(0 <= index < tokenizer.vocab_size for index in ids)
-    if _unmarked(text, name):
+    if _unmarked(text, model):
         assert tokenizer.decode(ids) == text
         assert "".join(tokenizer.stream(ids)) == text
 
 
-@pytest.mark.parametrize("name", TINY)
-def test_streaming_never_cuts_a_character(name: str) -> None:
+@pytest.mark.parametrize("model", TINY)
+def test_streaming_never_cuts_a_character(model: str) -> None:
     """Each of these characters is several tokens; it must appear whole, with its last one."""
-    tokenizer = _tokenizer(name)
+    tokenizer = _tokenizer(model)
     for character in ("é", "漢", "😀"):
         ids = tokenizer.encode(character, add_bos=False)
         assert len(ids) == len(character.encode()) > 1

@@ -7,16 +7,33 @@ import pytest
 
 from backend_hip import Device, Engine
 from reference.model import Model
+from suites.harness.protocol import PREFILL_MODES
 from suites.harness.validate import Options, validate
+from suites.harness.verdict import Verdict
 
 PROMPT_TOKENS = 5
 N_DECODE = 3
 
 
+def _verdict(model: Model, device: Device, options: Options) -> Verdict:
+    tokens = np.random.default_rng(7).integers(0, model.spec.vocab_size, PROMPT_TOKENS).tolist()
+    verdict = validate(model, lambda: Engine(model, device), tokens, options)
+    assert all(check.elements > 0 for check in verdict.checks)
+    return verdict
+
+
 @pytest.mark.any_model("tiny-llama3", "oracle-qwen35moe")
 def test_verdict_is_ok(model: str, load: Callable[[str], Model], device: Device) -> None:
-    loaded = load(model)
-    tokens = np.random.default_rng(7).integers(0, loaded.spec.vocab_size, PROMPT_TOKENS).tolist()
-    verdict = validate(loaded, lambda: Engine(loaded, device), tokens, Options(n_decode=N_DECODE))
+    verdict = _verdict(load(model), device, Options(n_decode=N_DECODE))
     assert verdict.summary() == "ok"
-    assert all(check.elements > 0 for check in verdict.checks)
+    assert any("pair" in check.name for check in verdict.checks)
+
+
+@pytest.mark.parametrize("prefill", PREFILL_MODES)
+@pytest.mark.any_model("tiny-llama3")
+def test_verdict_of_one_mode_is_ok(
+    model: str, prefill: str, load: Callable[[str], Model], device: Device
+) -> None:
+    verdict = _verdict(load(model), device, Options(modes=(prefill,), n_decode=N_DECODE))
+    assert verdict.summary() == "ok"
+    assert not any("pair" in check.name for check in verdict.checks)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -26,11 +27,12 @@ class Case:
 
 def test_options_narrow_by_parameter_and_by_field_of_a_record() -> None:
     selection = Selection(model=("tiny-llama",), max_cols=(16, 40))
-    assert selection.keeps({"model_name": "tiny-llama", "max_cols": 16})
+    assert selection.keeps({"model": "tiny-llama", "max_cols": 16})
     assert selection.keeps({"case": Case()})
     assert not selection.keeps({"case": Case(model="tiny-qwen3")})
-    assert not selection.keeps({"model_name": "tiny-llama", "max_cols": 8})
+    assert not selection.keeps({"model": "tiny-llama", "max_cols": 8})
     assert not selection.keeps({"model": "tiny-qwen3"})
+    assert selection.keeps({"name": "tiny-qwen3"})
 
 
 def test_a_test_without_the_axis_is_not_touched() -> None:
@@ -92,8 +94,10 @@ def test_usage_errors_run_nothing(name: str, tmp_path: Path) -> None:
 SKIPPED_TEST = """
 import pytest
 
-@pytest.mark.gpu
-def test_on_a_gpu(): ...
+@pytest.fixture
+def device(): pytest.skip("gone")
+
+def test_on_a_device(device): ...
 
 def test_with_a_skip_inside(): pytest.skip("not here")
 """
@@ -106,7 +110,7 @@ def test_a_run_that_skipped_everything_is_not_green(tmp_path: Path) -> None:
     run = run_pytest(*plugin, str(file))
     assert run.returncode == NOTHING_RAN, run.stdout + run.stderr
     assert "2 skipped" in run.stdout
-    assert "needs a GPU" in run.stdout
+    assert "gone" in run.stdout
 
 
 FAKE_GPU = """
@@ -122,15 +126,15 @@ def test_required_gpu_turns_skips_about_devices_into_failures(
     tmp_path: Path, required: bool
 ) -> None:
     file = tmp_path / "test_sample.py"
-    body = SKIPPED_TEST.replace("test_on_a_gpu(): ...", 'test_on_a_gpu(): pytest.skip("gone")')
-    file.write_text(body + "\ndef test_plain(): ...\n", encoding="utf-8")
+    file.write_text(SKIPPED_TEST + "\ndef test_plain(): ...\n", encoding="utf-8")
     (tmp_path / "fake_gpu.py").write_text(FAKE_GPU, encoding="utf-8")
     plugins = ("-p", "conftest", "-p", "fake_gpu", "-c", str(ROOT / "pyproject.toml"))
     required_flag = ("--require-gpu",) if required else ()
     run = run_pytest(*plugins, *required_flag, str(file), PYTHONPATH=str(tmp_path))
     summary = run.stdout.splitlines()[-1]
-    expected = "1 failed, 1 passed, 1 skipped" if required else "1 passed, 2 skipped"
+    expected = "1 passed, 1 skipped, 1 error" if required else "1 passed, 2 skipped"
     assert expected in summary, run.stdout + run.stderr
+    assert "--require-gpu" in run.stdout or not required
     assert run.returncode == int(required)
 
 
@@ -160,15 +164,66 @@ def test_benchmark_that_times_nothing_is_not_green(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_flag_nothing_is_timed_or_written() -> None:
+def test_without_the_flag_nothing_is_timed_or_written(tmp_path: Path) -> None:
     before = sorted((ROOT / "runs").glob("*"))
-    run = run_pytest("-k", "p17 and serial", BENCHMARKS)
-    assert run.returncode == 0, run.stdout
+    command = ("-k", "p17", "--path", "serial", f"--rootdir={ROOT}", "-c", f"{ROOT}/pyproject.toml")
+    run = run_pytest(*command, str(ROOT / BENCHMARKS), folder=tmp_path, PYTHONPATH=str(ROOT))
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed, 26 deselected" in run.stdout, "what options leave out is not skipped"
     assert "tok/s" not in run.stdout
     assert sorted((ROOT / "runs").glob("*")) == before
+    assert list(tmp_path.iterdir()) == [], "pytest-benchmark's own folder is not left behind"
+
+
+CORRECTNESS = ("--collect-only", "suites/correctness")
+
+
+def selected(*options: str) -> set[str]:
+    """Ids of the collected tests of the correctness suite that have a model as a parameter."""
+    run = run_pytest(*CORRECTNESS, *options)
+    assert run.returncode == 0, run.stdout + run.stderr
+    ids = [line for line in run.stdout.splitlines() if "::" in line]
+    return {
+        line.partition("::")[2] for line in ids if re.search(r"\[.*(tiny|oracle)-|smollm2", line)
+    }
+
+
+def test_a_model_selects_its_tests_and_is_added_where_any_model_goes() -> None:
+    found = selected("--model", "tiny-qwen3,tiny-gemma3", "--prefill", "per-token")
+    assert "test_every_tensor_moves_the_logits[tiny-qwen3]" in found
+    assert "test_every_tensor_moves_the_logits[tiny-llama]" not in found
+    assert "test_modes_agree_bit_for_bit[tiny-gemma3-f16-f32]" in found
+    assert "test_verdict_of_one_mode_is_ok[tiny-qwen3-per-token]" in found
+    assert not any("batched" in name for name in found)
+    assert not any("oracle-" in name for name in found if "unknown_names" not in name)
+    # tiny-qwen2-q4_k is no case of these tests.
+    added = selected("--model", "tiny-qwen2-q4_k", "--kv-type-k", "f32")
+    assert "test_modes_agree_bit_for_bit[tiny-qwen2-q4_k-f32-f16]" in added
+    assert "test_verdict_is_ok[tiny-qwen2-q4_k]" in added
+    assert "test_eager_equals_graph[tiny-qwen2-q4_k]" in added
+
+
+def test_a_published_model_selects_what_runs_it() -> None:
+    found = selected("--model", "smollm2")
+    assert "test_published_model_agrees_with_llama_cpp[smollm2]" in found
+    assert "test_verdict_is_ok[smollm2]" in found
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("--model", "tiny-qwen3", "--model", "smollm2"), {"tiny-qwen3", "smollm2"}),
+        ((), {"tiny-llama", "more"}),
+    ],
+)
+def test_the_models_that_run_are_named(options: tuple[str, ...], names: set[str]) -> None:
+    run = run_pytest("--collect-only", "suites/correctness/test_prefill_modes.py", *options)
+    (line,) = (line for line in run.stdout.splitlines() if line.startswith("assay: models"))
+    words = set(line.removeprefix("assay: models ").replace(",", "").split())
+    assert words == names if options else words > names
 
 
 def test_header_names_the_runtime() -> None:
     run = run_pytest("-v", "--collect-only", "--device", "cpu", "-k", "header", __file__)
-    (line,) = (line for line in run.stdout.splitlines() if line.startswith("assay:"))
+    (line,) = (line for line in run.stdout.splitlines() if line.startswith("assay: runtime"))
     assert "runtime cpu (emulated), compiler " in line

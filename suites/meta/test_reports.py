@@ -19,11 +19,12 @@ RATES = {"per-token": 72.3, "serial": 61.5, "kparallel": 187.1}
 def row(rate: float, **changed: Any) -> dict[str, Any]:
     """One stored benchmark of five rounds whose median is `rate` tokens per second."""
     info: dict[str, Any] = {
-        "schema": 1,
+        "schema_version": 2,
         "sweep": "mode",
         "model": "tiny-llama",
         "runtime": "emulated",
         "device": "Assay CPU",
+        "host": "Some Processor, 2 threads",
         "prefill": "batched",
         "path": "kparallel",
         "prompt_tokens": 105,
@@ -63,7 +64,7 @@ def test_mode_table_shows_median_range_and_ratio(tmp_path: Path) -> None:
     (table,) = tables_of(records)
     assert table.headers == (
         *("prefill", "path", "MAX_COLS"),
-        *("105 tokens: tok/s [emulated]", "x per-token"),
+        *("105 tokens: tok/s [emulated]", "x per-token (kparallel)"),
     )
     assert table.rows == (
         ("per-token", "kparallel", "-", "72.3 (57.8 to 90.4)", "1.00"),
@@ -97,18 +98,27 @@ def test_max_cols_table_shows_chunks(tmp_path: Path) -> None:
 def test_emulated_figures_say_what_they_are_not(tmp_path: Path, markdown: bool) -> None:
     text = document(load_records(stored(tmp_path, mode_rows())), markdown=markdown)
     assert EMULATED_NOTE in text
+    assert "emulated (Some Processor, 2 threads)" in text, "whose host threads these were"
+    assert "the host waited" not in text, "both clocks are the host's"
     assert "nothing about a GPU's speed" in EMULATED_NOTE
     gpu = document(
         load_records(stored(tmp_path, mode_rows(runtime="gfx1201", device="R9700"))),
         markdown=markdown,
     )
     assert EMULATED_NOTE not in gpu
+    assert "the host waited 1.00 to 1.00 times as long" in gpu
     assert "[gfx1201]" in gpu
 
 
 @pytest.mark.parametrize(
     ("name", "other"),
-    [("runtime", "gfx1201"), ("device", "R9700"), ("commit", "other"), ("compiler", "clang")],
+    [
+        ("runtime", "gfx1201"),
+        ("device", "R9700"),
+        ("host", "other"),
+        ("commit", "other"),
+        ("compiler", "clang"),
+    ],
 )
 def test_mixed_sets_are_refused(tmp_path: Path, name: str, other: str) -> None:
     rows = [*mode_rows(), row(100.0, prompt_tokens=17, **{name: other})]
@@ -141,7 +151,7 @@ def test_two_records_of_one_cell_are_refused(tmp_path: Path) -> None:
 INFO_FIELDS = [name for name in Measurement.__dataclass_fields__ if name != "seconds"]
 
 
-@pytest.mark.parametrize("name", ["schema", *INFO_FIELDS])
+@pytest.mark.parametrize("name", ["schema_version", *INFO_FIELDS])
 def test_every_field_is_needed(tmp_path: Path, name: str) -> None:
     broken = row(100.0)
     del broken["extra_info"][name]
@@ -161,7 +171,7 @@ BAD_VALUES = {
     "limit": (-1.0, math.nan, math.inf, "0"),
     "max_abs_diff": (1e-6, math.nan, None),
     "host_seconds": ([], [1.0], [1.0, 1.0, 1.0, 1.0, math.nan], "1", [0.0] * 5),
-    "schema": (2, "1", None),
+    "schema_version": (1, "2", None),
 }
 
 
