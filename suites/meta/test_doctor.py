@@ -1,4 +1,4 @@
-"""`assay doctor` on machines that lack something: a row that says so and how to get it, no crash."""
+"""`assay doctor` where something is missing: a row that says so and how to get it, no crash."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_an_unusable_cache_folder_is_a_row(
 
 
 def test_missing_compilers_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert doctor._compiler("clang++")[2:] == ("missing", "apt-get install clang")
     assert doctor._gfx1201_compiler()[2] == "missing"
     assert "clang-19" in doctor._gfx1201_compiler()[3]
@@ -39,7 +39,7 @@ def test_the_first_clang_that_knows_gfx1201_is_named(
     compiler.write_text(f"#!/bin/sh\necho Debian clang version {version}.1.7\n", encoding="ascii")
     compiler.chmod(0o755)
     found = {"clang++-18": str(compiler)}
-    monkeypatch.setattr(doctor.shutil, "which", found.get)
+    monkeypatch.setattr("shutil.which", found.get)
     state = doctor._gfx1201_compiler()[2:]
     assert (state == ("present", str(compiler))) == (version >= 18)
 
