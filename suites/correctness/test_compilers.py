@@ -40,7 +40,6 @@ COMMANDS = [
     CommandCase("silent", "--version` printed nothing", body="exit 0"),
     CommandCase("not-utf-8", r"\\xff\\xfe", body=r"printf '\377\376 compiler\n'"),
     CommandCase("killed", "--version` was killed by signal SIGKILL", body="kill -9 $$"),
-    CommandCase("reads-its-input", "printed nothing", body="cat"),
     CommandCase(
         "old-gcc", "g.. 10, expected GCC 11", body="echo g++ 10; echo '#define __GNUC__ 10'"
     ),
@@ -56,6 +55,25 @@ def test_a_command_that_is_no_compiler_is_one_line(
         find_compiler()
     assert "CXX is " in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_command_does_not_read_what_the_caller_may_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", _script(tmp_path, "cat"))
+    kept = os.dup(0)
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, b"typed\n")
+        os.close(writer)
+        os.dup2(reader, 0)
+        with pytest.raises(InputError, match="--version` printed nothing"):
+            find_compiler()
+        assert os.read(reader, 6) == b"typed\n"
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reader)
 
 
 def test_a_working_compiler_may_print_any_bytes(

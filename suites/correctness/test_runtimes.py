@@ -147,9 +147,11 @@ def test_a_driver_counts_only_with_a_library(place: Place, machine: Machine) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_the_cpu_is_chosen_in_silence_beside_a_card(machine: Machine) -> None:
+@pytest.mark.parametrize("with_rocm", [True, False])
+def test_the_cpu_is_chosen_in_silence_beside_a_card(with_rocm: bool, machine: Machine) -> None:
     lines: list[str] = []
-    machine.library("opt-rocm/lib")
+    if with_rocm:
+        machine.library("opt-rocm/lib")
     assert select_runtime("cpu", progress=lines.append).kind == "cpu"
     assert lines == []
 
