@@ -80,13 +80,13 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}"]
 
 
-def pytest_report_collectionfinish(items: list[pytest.Item]) -> str:
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     """Names the models that run, once it is known which do."""
     found = (axis_value(_parameters(item), "model") for item in items)
     names = list(dict.fromkeys(name for name in found if name is not None))
     if len(names) > MODELS_SHOWN:
         names[MODELS_SHOWN:] = [f"and {len(names) - MODELS_SHOWN} more"]
-    return f"assay: models {', '.join(names) or 'of no parameter'}"
+    return [f"assay: models {', '.join(names)}"] if names else []
 
 
 # --- what is run --------------------------------------------------------------------------------

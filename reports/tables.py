@@ -125,9 +125,10 @@ _BUILDERS: dict[str, Callable[[Sequence[Measurement]], Table]] = {
 }
 
 
-def _mode_order(kind: tuple[str, str, int]) -> tuple[int, int, int]:
+def _mode_order(kind: tuple[str, str, int]) -> tuple[int, bool, str, int]:
+    """Per-token first; of the batched paths the default one, kparallel, last."""
     prefill, path, max_cols = kind
-    return (MODES.index(prefill), int(path == "kparallel"), max_cols)
+    return (MODES.index(prefill), path == "kparallel", path, max_cols)
 
 
 def _label(records: Sequence[Measurement]) -> str:

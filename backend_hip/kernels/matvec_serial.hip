@@ -1,4 +1,4 @@
-// Y = X W^T with one thread walking all of K per row: the batching that threw K-parallelism away.
+// Y = X W^T with one thread walking all of K per row: nothing runs in parallel along K.
 // Kept selectable (--path serial) so that its cost can be shown beside kparallel. The order of
 // additions differs from kparallel, so results agree within a bound and not bit for bit.
 #include "dot.h"
