@@ -219,6 +219,9 @@ class FakeEngine:
         self._last_step = step
         return step
 
+    def run_tail(self, logits: NDArray[np.float32]) -> FakeTail:
+        return self._tail(logits.copy(), "chosen")
+
     def _numerics(self, mode: str, traced: bool) -> AbstractContextManager[Any]:
         wrong_mode = self._fault.numerics_mode not in (None, mode)
         if wrong_mode or (self._fault.trace_only and not traced):

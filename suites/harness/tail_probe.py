@@ -53,6 +53,16 @@ def probes(vocabulary: int) -> Iterator[Probe]:
         yield Probe(f"NaN at {place}", logits, ARGMAX_SAW_NAN)
 
 
+def told_apart(logits: NDArray[Any]) -> Check:
+    """Logits that are all equal (a model of zeros, say) would agree with many a broken engine."""
+    spread = float(np.ptp(logits))
+    name = "reference tells tokens apart"
+    if spread > 0:
+        return Check(name, State.OK, int(logits.size), detail=f"logits span {spread:.4g}")
+    detail = "all logits of the reference are equal, so no fault could show in them"
+    return Check(name, State.INVALID, int(logits.size), detail=detail)
+
+
 def probe_check(engine: JudgedEngine, vocabulary: int) -> Check:
     """Runs every probe through the engine's tail; the first that goes wrong is named."""
     count = 0

@@ -30,6 +30,7 @@ from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Prog
 from suites.harness.routing import Choices, RoutingTrace, choices_of
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
+from suites.harness.tail_probe import probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_run
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
 
@@ -141,6 +142,7 @@ class _Run:
         limit = float(expected.limits[-1])
         for result in results.values():
             self._logits(result, expected)
+        self._checks.append(told_apart(expected.logits[-1]))
         first = len(self._checks)
         exact = self._pair(results, snapshots, limit) if len(results) == 2 else ""
         self._eager(traced, results)
@@ -157,6 +159,8 @@ class _Run:
         self._decode(decoded)
         self._routing()
         self._checks += replayed
+        self._say("chosen logits through the sampler tail")
+        self._checks.append(probe_check(self._engine, self._model.spec.vocab_size))
         proofs = pairs.proofs if len(results) == 2 else None
         per_token, batched = results.get("per-token"), results.get("batched")
         self._say("planting faults in copies")

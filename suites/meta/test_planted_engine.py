@@ -1,6 +1,7 @@
 """The faults that this product exists to catch, planted in the real engine on the CPU runtime."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 
 from backend_hip import ops, sampler, state
 from backend_hip.device import Device, open_device
+from backend_hip.dispatch import Kernels
 from backend_hip.engine import Engine
-from backend_hip.registry import REGISTRY, Registry
+from backend_hip.registry import PATHS, REGISTRY, Registry, requirements
 from reference.model import Model
 from suites.harness.pair import printing_judge
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
+from suites.meta.engine_faults import kernel
 from suites.meta.models import GEMMA3, LLAMA, QWEN3, prompt, tiny_model
 
 STEPS = 3
@@ -32,15 +35,17 @@ def _validate(
     engine: type[Engine] = Engine,
     registry: Registry = REGISTRY,
     kv_type: str = "f16",
+    path: str = "kparallel",
 ) -> Verdict:
     model = tiny_model(name)
-    options = Options(n_decode=STEPS, kv_type_k=kv_type, kv_type_v=kv_type)
+    options = Options(n_decode=STEPS, path=path, kv_type_k=kv_type, kv_type_v=kv_type)
 
     def open_engine() -> Engine:
         return engine(
             model,
             device,
             registry=registry,
+            path=path,
             kv_type_k=kv_type,
             kv_type_v=kv_type,
             context_length=CONTEXT,
@@ -54,6 +59,44 @@ def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
     verdict = _validate(device, name)
     assert verdict.summary() == "ok"
     assert all(check.elements > 0 for check in verdict.checks)
+
+
+# Off by more than kparallel's sums round and by less than serial's may.
+WRONG_MATVEC = kernel("matvec.hip", ("y[row] = sum[0];", "y[row] = sum[0] * 1.00001f;"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_wrong_decode_kernel_is_named_at_its_op_on_every_path(
+    device: Device, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    assert _validate(device, path=path).summary() == "ok"
+    WRONG_MATVEC(monkeypatch)
+    verdict = _validate(device, path=path)
+    assert verdict.summary() == "diverged: Qcur-0 (linear), per-token prefill"
+
+
+class _OtherPath(Engine):
+    """Asked for one path, multiplies on the other."""
+
+    def _flow(self, tokens: int, *, batched: bool) -> ops.Flow:
+        flow = super()._flow(tokens, batched=batched)
+        return replace(flow, path="kparallel")
+
+
+def test_a_path_that_did_not_run_is_invalid(device: Device) -> None:
+    model = tiny_model(LLAMA)
+
+    def open_engine() -> Engine:
+        engine = _OtherPath(model, device, path="serial", context_length=CONTEXT)
+        rows = requirements(model.spec, model.weights, "kparallel", "f16", "f16")
+        engine.kernels = Kernels(device, REGISTRY, rows, {"MAX_COLS": engine.max_cols})
+        return engine
+
+    options = Options(n_decode=STEPS, path="serial")
+    verdict = validate(model, open_engine, prompt(model), options, context_length=CONTEXT)
+    assert verdict.state is State.INVALID
+    assert "kernels: batched prefill: never ran matvec_batched " in verdict.summary()
+    assert " kparallel too" in verdict.summary()
 
 
 class _StillPerToken(Engine):
@@ -155,3 +198,41 @@ def test_the_switch_judges_a_real_pair_and_leaves_a_clean_state(device: Device) 
 def _kv(engine: Engine, model: Model) -> list[bytes]:
     layers = range(model.spec.layer_count)
     return [array.tobytes() for layer in layers for array in engine.kv_contents(layer)]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (("i < count; i +=", "i < count - 1; i +="), "the last logit"),
+        (("b.index < a.index", "b.index > a.index"), "a tie of first and last"),
+        (("simt::lane() < WAVES", "simt::lane() < WAVES - 1"), "wave 7"),
+        (("best.value == best.value ? best.index : NAN_TOKEN", "best.index"), "NaN at 0"),
+    ],
+    ids=["last-ignored", "ties-upwards", "last-wave-ignored", "nan-is-a-token"],
+)
+def test_corners_of_the_device_argmax(
+    change: tuple[str, str], what: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel("argmax.hip", change)(monkeypatch)
+    verdict = _validate(device, QWEN3)
+    assert verdict.state is State.DIVERGED
+    (probe,) = [check for check in verdict.checks if check.name == "sampler tail: chosen logits"]
+    assert probe.state is State.DIVERGED
+    assert probe.detail.startswith(f"{what}:")
+
+
+def test_a_model_of_zeros_proves_nothing(device: Device) -> None:
+    model = tiny_model(LLAMA)
+    embedding = model.weights.top["token_embd"]
+    zeros = replace(embedding, raw=np.zeros_like(embedding.raw))
+    weights = replace(model.weights, top={**model.weights.top, "token_embd": zeros})
+    dead = replace(model, weights=weights)
+    verdict = validate(
+        dead,
+        lambda: Engine(dead, device, context_length=CONTEXT),
+        prompt(model),
+        Options(n_decode=STEPS),
+        context_length=CONTEXT,
+    )
+    assert verdict.state is State.INVALID
+    assert any("all logits of the reference are equal" in check.detail for check in verdict.checks)
