@@ -75,6 +75,7 @@ def probe_check(engine: JudgedEngine, vocabulary: int) -> Check:
                 f"{tail.device_token}, expected {probe.token}"
                 + ("" if fresh else "; not of this step")
             )
-            return Check(NAME, State.DIVERGED, count + 1, detail=detail, link=f"{NAME}: {detail}")
+            link = f"{NAME}: {detail}"
+            return Check(NAME, State.DIVERGED, count + 1, detail=detail, link=link, unit="probes")
         count += 1
-    return Check(NAME, State.OK, count, detail=f"{count} chosen rows of logits")
+    return Check(NAME, State.OK, count, detail=f"{count} chosen rows of logits", unit="probes")

@@ -289,6 +289,16 @@ def test_generate_agrees_between_sides(folder: Path, capsys: pytest.CaptureFixtu
     assert 1 <= len(texts[0]) <= 6
 
 
+def test_generate_prints_no_raw_controls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode = "reference.model.tokenizer.Tokenizer.decode"
+    monkeypatch.setattr(decode, lambda self, tokens: "a\x1b[31m\n")
+    assert cli.main(["generate", *RUN, "-n", "1", "--json", "g.json"]) == 0
+    assert capsys.readouterr().out == "a\\x1b[31m\n\n"
+    assert json.loads((folder / "g.json").read_text())["text"] == "a\x1b[31m\n"
+
+
 def test_generate_draws_the_same_from_one_seed(capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for seed in ("1", "1", "2"):

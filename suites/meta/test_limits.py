@@ -4,21 +4,26 @@ Bites: one element moved by a few limits is found at its own point, for each kin
 the bounds on how errors pass through functions are compared with what random errors really do.
 """
 
+import ast
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from backend_hip.registry import REGISTRY
+from backend_hip.wave import WAVE
 from fixtures.golden import TINY_GATES
 from reference import ops
 from reference.delta_net import RecurrentState, step_form
 from reference.model.spec import Activation, DeltaNetSpec
 from reference.model.trace import Trace, trace_points
-from suites.harness import bounds_delta_net, sensitivity
+from suites.harness import bounds_delta_net, local_tolerances, sensitivity
 from suites.harness.compare import Array
 from suites.harness.fake_engine import FakeEngine
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace
+from suites.harness.tolerances import TABLE
 from suites.meta.models import oracle_model, prompt
 
 LENGTH = 9
@@ -196,3 +201,44 @@ def test_equal_keys_do_not_blow_the_bound_up() -> None:
     k[:] = k[0]
     want, limit = bounds_delta_net.delta_rule(q, k, v, 0 * decay, beta, NET).out
     assert np.max(limit) < 1e-2 * np.max(np.abs(want))
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def test_no_rounding_is_written_outside_the_table() -> None:
+    """The unit roundoff is what every tolerance is made of: only the table may name it."""
+    tables = {"local_tolerances.py", "tolerances.py"}
+    for file in sorted(Path(bounds_delta_net.__file__).parent.glob("*.py")):
+        nodes = ast.walk(ast.parse(file.read_text()))
+        words = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert file.name in tables or not words & {"UNIT_ROUNDOFF", "gamma"}, file.name
+    used = {
+        str(call.args[0].value)
+        for file in Path(bounds_delta_net.__file__).parent.glob("bounds*.py")
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "row"
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert used <= {op for op, _ in TABLE}
+    assert {"gelu_argument", "gelu_sum", "gelu_products", "exponent", "softplus_argument"} <= used
+
+
+def test_kernel_shapes_are_those_that_are_launched() -> None:
+    """Limits of sums depend on how many lanes share them."""
+    blocks = {row.op: row.block for row in REGISTRY}
+    assert blocks["rms_norm"] == blocks["add_rms_norm"] == local_tolerances.NORM_BLOCK
+    assert blocks["attention"] == local_tolerances.ATTENTION_TILE == WAVE
+    assert 2**local_tolerances.TREE_LEVELS == WAVE
+    source = Path(local_tolerances.__file__).read_text()
+    assigned = {
+        target.id: node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for name in ("NORM_BLOCK", "ATTENTION_TILE", "TREE_LEVELS"):
+        assert not isinstance(assigned[name], ast.Constant), name

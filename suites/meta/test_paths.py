@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from reference.model.errors import InputError
+from reference.model.trace import Trace
 from suites.harness.fake_engine import CLEAN, FakeEngine, FakePair, Fault, patched
 from suites.harness.kernels import (
     kernels_check,
@@ -16,10 +17,12 @@ from suites.harness.kernels import (
     products_of,
     require_path,
 )
+from suites.harness.local import LocalRules, Proven, judge_trace
 from suites.harness.pair import prefill_judge
+from suites.harness.plants import flipped
 from suites.harness.tolerances import row
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import State, Verdict
+from suites.harness.verdict import Check, State, Verdict
 from suites.meta import broken
 from suites.meta.models import LLAMA, oracle_model, prompt, tiny_model
 
@@ -34,7 +37,7 @@ def _run(fault: Fault = CLEAN, name: str = LLAMA, **changes: Any) -> Verdict:
     )
 
 
-def _between_the_rows(numerics_mode: str) -> Fault:
+def _between_the_rows(numerics_mode: str | None) -> Fault:
     """Every product wrong by more than kparallel's row allows and less than serial's."""
 
     def wrap(linear: Any) -> Any:
@@ -169,3 +172,30 @@ def test_the_switch_sees_another_path() -> None:
     verdict = prefill_judge(FakePair(per_token, replace(batched, routes=other)))
     assert verdict.state is State.INVALID
     assert "kernels: batched prefill: ran matvec_batched" in verdict.summary()
+
+
+def test_equal_bits_under_another_row_are_judged_again() -> None:
+    """Both modes are off alike: within the row of serial's kernels, above that of kparallel's."""
+    verdict = _run(_between_the_rows(None), path="serial")
+    assert verdict.summary() == "diverged: Qcur-0 (linear), per-token prefill"
+
+
+def test_what_is_taken_over_needs_equal_tokens_rules_results_and_inputs() -> None:
+    model, rules, name = tiny_model(LLAMA), LocalRules(), "attn_norm-0"
+    trace = Trace()
+    FakeEngine(model).prefill_batched(prompt(model), trace=trace)
+    points = {point.point.name: point for point in judge_trace(model, trace, rules)}
+    proven = Proven(trace, rules, points, {})
+    assert proven.covers(trace, rules, name, ["inp_embd"])
+    assert not proven.covers(trace, replace(rules, path="serial"), name, ["inp_embd"])
+    assert not proven.covers(trace, rules, "no-point", [])
+    assert not proven.covers(trace, rules, name, ["no-point"])
+    other = Trace(trace.tokens[::-1])
+    other._parts = trace._parts
+    assert not proven.covers(other, rules, name, ["inp_embd"])
+    for changed in (name, "inp_embd"):
+        other = Trace(trace.tokens)
+        other._parts = {**trace._parts, changed: [flipped(trace[changed])]}
+        assert not proven.covers(other, rules, name, ["inp_embd"])
+    broken_point = replace(points[name], check=Check(name, State.DIVERGED, 1))
+    assert not Proven(trace, rules, {name: broken_point}, {}).covers(trace, rules, name, [])

@@ -351,3 +351,16 @@ def test_a_comparator_that_passes_nan_makes_the_run_invalid(
     verdict = _run()
     assert verdict.state is State.INVALID
     assert "the judge did not see a planted fault: a NaN" in verdict.summary()
+
+
+@pytest.mark.parametrize("kind", ["other-number", "other-zero"])
+def test_a_broken_promise_of_equal_bits_uses_more_than_its_limit(kind: str) -> None:
+    """A limit of 0 has no share but more than all of it, also where numbers are equal."""
+    fault = (
+        Fault(kv=broken.shifted_kv)
+        if kind == "other-number"
+        else Fault(logits=broken.negative_zero)
+    )
+    checks = [check for check in _run(fault).checks if check.state is State.DIVERGED]
+    assert checks
+    assert all(check.of_limit == float("inf") for check in checks if check.limit == 0)
