@@ -47,8 +47,8 @@ def amount(check: Check) -> str:
 
 
 def place(check: Check) -> str:
-    """Where the worst element is, unless there is nothing to see there."""
-    if check.state is State.OK and check.measured == 0:
+    """Where the worst element is, unless both values are equal there; then what there is to say."""
+    if check.measured == 0 and (check.state is State.OK or check.detail):
         return check.detail.partition(";")[0]
     return check.where or check.detail
 

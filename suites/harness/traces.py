@@ -40,11 +40,17 @@ def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -
 
 
 def under_test(got: Trace, want: Trace) -> list[str]:
-    """In what the two differ by intent: what a verdict over them is a verdict of."""
+    """In what the two differ by intent: what a verdict over them is a verdict of.
+
+    What only one of them has (the reference has no path) goes without saying.
+    """
+    pairs = [
+        (field, got.meta.get(field), want.meta.get(field)) for field in (*UNDER_TEST, *STORAGE)
+    ]
     return [
-        f"{field} {got.meta.get(field)} against {want.meta.get(field)}"
-        for field in (*UNDER_TEST, *STORAGE)
-        if got.meta.get(field) != want.meta.get(field)
+        f"{field} {one} against {other}"
+        for field, one, other in pairs
+        if one != other and None not in (one, other)
     ]
 
 

@@ -62,6 +62,9 @@ def test_a_pipe_is_not_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_ok_that_is_nowhere_has_no_place() -> None:
     assert tables.place(replace(CHECKS[0], detail="1 point; x-0: near")) == "1 point"
     assert tables.place(CHECKS[1]) == WHERE
+    bits = replace(CHECKS[1], measured=0.0, detail="equal numbers, other bits")
+    assert tables.place(bits) == "equal numbers, other bits"
+    assert tables.place(replace(bits, detail="")) == WHERE
 
 
 @pytest.mark.parametrize(
