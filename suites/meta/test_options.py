@@ -181,7 +181,7 @@ CORRECTNESS = ("--collect-only", "suites/correctness")
 def selected(*options: str) -> set[str]:
     """Ids of the collected tests of the correctness suite that have a model as a parameter."""
     run = run_pytest(*CORRECTNESS, *options)
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.returncode == 0, run.stderr
     ids = [line for line in run.stdout.splitlines() if "::" in line]
     return {
         line.partition("::")[2] for line in ids if re.search(r"\[.*(tiny|oracle)-|smollm2", line)
