@@ -2,18 +2,24 @@
 
 Exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid or device error 3, interrupt 130.
 Deliberate errors are one line on standard error, before the lines of a compiler's or runtime's log
-where a device error carries one; any other exception is a bug and keeps its traceback.
+where a device error carries one; any other exception is a bug, keeps its traceback and ends
+with 3, never with the code of a verdict.
 """
 
 import argparse
 import importlib
+import io
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 
 from reference.model.errors import AssayError, DeviceError
+from suites.harness.verdict import State
 
 COMMANDS = ("doctor", "validate", "trace", "compare", "generate")
 INTERRUPTED = 130
+CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -32,15 +38,28 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; argparse leaves with exit code 2 on a usage error."""
+    for stream in (sys.stdout, sys.stderr):
+        # Generated text must not fail in a terminal that lacks its characters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     arguments = build_parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
+        sys.stdout.flush()
     except AssayError as error:
         print(f"assay: {_text(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("assay: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough; what is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
+    except Exception:
+        # A bug, or an operating system that failed us: no verdict, so not the code of one.
+        traceback.print_exc()
+        return State.INVALID.exit_code
     return code
 
 

@@ -1,6 +1,7 @@
 """What commands share: options, tokens, the engine's construction, progress, tables."""
 
 import argparse
+import os
 import re
 import sys
 import unicodedata
@@ -147,10 +148,22 @@ def require_writable(option: str, path: Path | None) -> None:
         raise InputError(f"{option} is {path}, expected a file name because that is a folder")
     if not path.absolute().parent.is_dir():
         raise InputError(f"{option} is {path}, expected a folder that exists")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise InputError(f"{option} is {path}, expected a place that can be written to")
+
+
+def require_apart(option: str, path: Path | None, *inputs: Path) -> None:
+    """Refuses to overwrite an input of the command."""
+    for source in inputs:
+        if path is not None and path.exists() and source.exists() and path.samefile(source):
+            raise InputError(f"{option} is {path}, expected another file than the input {source}")
 
 
 def open_model(arguments: argparse.Namespace, progress: Callable[[str], None]) -> Model:
-    return load_model(resolve_model(arguments.model, progress=progress))
+    path = resolve_model(arguments.model, progress=progress)
+    for option in ("json", "out"):
+        require_apart(f"--{option}", getattr(arguments, option, None), path)
+    return load_model(path)
 
 
 def parse_tokens(text: str) -> list[int]:

@@ -29,8 +29,8 @@ def add(subparsers: Any) -> None:
         "--limit",
         type=float,
         metavar="SHARE",
-        help="allowed difference as a share of B's largest magnitude at each point "
-        "(default: the trace-file row of the tolerance table)",
+        help="allowed difference as a share of the largest magnitude in B's row (token) at each "
+        "point (default: the trace-file row of the tolerance table)",
     )
     parser.add_argument(
         "--allow-different", action="store_true", help="let the KV types differ: they are compared"
@@ -44,6 +44,7 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     common.require_writable("--json", arguments.json)
+    common.require_apart("--json", arguments.json, arguments.got, arguments.want)
     if arguments.limit is not None and not 0 <= arguments.limit < 1:
         raise InputError(f"--limit is {arguments.limit}, expected a share from 0 to below 1")
     if arguments.exact and arguments.limit is not None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fixtures.registry import resolve_model
 from reference.model.errors import DeviceError, InputError
+from reference.model.trace import Trace
 from suites import cli
 from suites.harness.verdict import SCHEMA_PATH
 from suites.meta.test_verdict import violations
@@ -209,15 +212,6 @@ def test_a_device_error_keeps_its_log(
     ]
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(arguments: argparse.Namespace) -> int:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("suites.commands.doctor.run", fail)
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["doctor"])
-
-
 def _validate(folder: Path, *more: str, code: int = 0) -> dict[str, Any]:
     path = folder / "verdict.json"
     assert cli.main(["validate", *RUN, "-n", "2", "--json", str(path), *more]) == code
@@ -344,3 +338,43 @@ def test_as_a_program() -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1].startswith("assay: ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_input_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "m.gguf"
+    model.write_bytes(resolve_model("tiny-llama").read_bytes())
+    before = model.read_bytes()
+    link = tmp_path / "link.json"
+    link.symlink_to(model)
+    for target in (model, link):
+        code = cli.main(
+            ["validate", str(model), "--tokens", "1,2", "-n", "1", "--json", str(target)]
+        )
+        assert code == 2
+        assert "expected another file than the input" in capsys.readouterr().err
+    assert model.read_bytes() == before
+
+
+def test_a_bug_does_not_end_with_the_code_of_a_verdict(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(arguments: object) -> int:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("suites.commands.doctor.run", broken)
+    assert cli.main(["doctor"]) == 3
+    assert "RuntimeError: planted" in capsys.readouterr().err
+
+
+def test_a_row_far_smaller_than_the_first_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    """A first token a thousand times larger than the others must not hide what is wrong in them."""
+    values = np.ones((3, 4), dtype=np.float32)
+    values[0] = 20_000
+    wrong = values.copy()
+    wrong[2, 1] = 0.0
+    for name, array in (("good", values), ("bad", wrong)):
+        trace = Trace((1, 2, 3), {"side": "engine", "name": name})
+        trace.record("l_out-0", array)
+        trace.record("result_output", np.ones((1, 5), dtype=np.float32))
+        trace.save(tmp_path / f"{name}.npz")
+    assert cli.main(["compare", str(tmp_path / "bad.npz"), str(tmp_path / "good.npz")]) == 1
