@@ -128,7 +128,9 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    about_device = "device" in getattr(item, "fixturenames", ()) or item.get_closest_marker("gpu")
+    # A test that got its device may still skip itself, for what only the CPU runtime checks.
+    without_device = report.when == "setup" and "device" in getattr(item, "fixturenames", ())
+    about_device = without_device or item.get_closest_marker("gpu") is not None
     skipped = report.skipped and not hasattr(report, "wasxfail")
     if skipped and about_device and item.config.getoption("--require-gpu"):
         report.outcome = "failed"

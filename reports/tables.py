@@ -184,7 +184,7 @@ def _notes(cells: dict[Hashable, Measurement]) -> tuple[str, ...]:
         statistics.median(record.host_seconds) / statistics.median(record.seconds)
         for record in records
     ]
-    lines.append(f"The host's clock shows {min(shares):.2f} to {max(shares):.2f} times as long.")
+    lines.append(f"The host's clock shows {min(shares):.2f} to {max(shares):.2f} times that time.")
     if verified:
         lines.append(
             f"Largest difference of last-token logits to per-token prefill: {', '.join(verified)}."
