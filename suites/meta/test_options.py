@@ -164,6 +164,28 @@ def test_benchmark_that_times_nothing_is_not_green(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+COUNTED_BENCHMARK = """
+def test_runs_once(benchmark):
+    calls = []
+    benchmark(lambda: calls.append(1))
+    assert len(calls) == 1
+"""
+
+
+def test_without_the_flag_a_benchmark_runs_once(tmp_path: Path) -> None:
+    before = sorted((ROOT / "runs").glob("*"))
+    file = tmp_path / "test_sample.py"
+    file.write_text(COUNTED_BENCHMARK, encoding="utf-8")
+    plugin = ("-p", "conftest", "-c", str(ROOT / "pyproject.toml"))
+    run = run_pytest(*plugin, str(file))
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout
+    assert sorted((ROOT / "runs").glob("*")) == before
+    timed = run_pytest(*plugin, "--benchmark", "--benchmark-json", str(tmp_path / "x"), str(file))
+    assert timed.returncode == 1, "with the flag the same benchmark runs many rounds"
+    assert not (tmp_path / "x").exists(), "and its row has no verdict"
+
+
 def test_without_the_flag_nothing_is_timed_or_written(tmp_path: Path) -> None:
     before = sorted((ROOT / "runs").glob("*"))
     command = ("-k", "p17", "--path", "serial", f"--rootdir={ROOT}", "-c", f"{ROOT}/pyproject.toml")

@@ -190,6 +190,14 @@ def _with(name: str, value: Any) -> dict[str, Any]:
     return broken
 
 
+def test_a_difference_just_above_its_limit_is_refused(tmp_path: Path) -> None:
+    at_limit = row(100.0, path="serial", max_abs_diff=0.01, limit=0.01)
+    assert load_records(stored(tmp_path, [at_limit]))
+    above = row(100.0, path="serial", max_abs_diff=math.nextafter(0.01, 1), limit=0.01)
+    with pytest.raises(ReportError, match="above its limit"):
+        load_records(stored(tmp_path, [above]))
+
+
 @pytest.mark.parametrize("data", [[], [0.0], [-1.0], [math.nan], [math.inf], "1", None, [True]])
 def test_bad_samples_are_refused(tmp_path: Path, data: Any) -> None:
     broken = row(100.0)
