@@ -115,7 +115,7 @@ def runtime_key(compiler: Compiler) -> str:
         _LAYOUT,
         compiler.version,
         *compiler.kernel_command(),
-        *compiler.library_flags(),
+        *compiler.shared_object_flags(),
         platform.machine(),
         _cpu_features(),  # -march=native
     ):
@@ -126,7 +126,7 @@ def runtime_key(compiler: Compiler) -> str:
 def _build(compiler: Compiler, lib: Path) -> None:
     lib.mkdir()
     sources = sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.S")])
-    flags = [*compiler.library_flags(), "-I", str(KERNELS)]
+    flags = [*compiler.shared_object_flags(), "-I", str(KERNELS)]
     objects = lib.with_name("objects")
     objects.mkdir()
     compile_flags = [flag for flag in flags if flag != "-shared"]

@@ -30,7 +30,7 @@ class Compiler:
     version: str
     family: str  # "gcc" | "clang" | "zig"
 
-    def library_flags(self) -> list[str]:
+    def shared_object_flags(self) -> list[str]:
         """Flags for the runtime's own libraries."""
         return [*_COMMON, *_ARITHMETIC, "-pthread", *self._family_flags()]
 

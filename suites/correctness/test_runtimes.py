@@ -77,7 +77,7 @@ class Machine:
 
         self.monkeypatch.setattr(importlib.util, "find_spec", find)
 
-    def library(self, folder: str) -> Path:
+    def add_library(self, folder: str) -> Path:
         """A folder below this machine's with ROCm's library in it."""
         path = self.folder / folder
         path.mkdir(parents=True)
@@ -109,19 +109,19 @@ def _cpu_runtime() -> Path:
 
 
 def _two_folders(machine: Machine) -> None:
-    machine.library("opt-rocm/lib")
+    machine.add_library("opt-rocm/lib")
     machine.variable("ROCM_PATH", machine.folder / "elsewhere")
 
 
 PLACES = [
     Place("nowhere", False, lambda m: None),
-    Place("opt-rocm", True, lambda m: m.library("opt-rocm/lib")),
-    Place("rocm-path", True, lambda m: m.variable("ROCM_PATH", m.library("mine/lib").parent)),
-    Place("rocm-home", True, lambda m: m.variable("ROCM_HOME", m.library("mine/lib").parent)),
+    Place("opt-rocm", True, lambda m: m.add_library("opt-rocm/lib")),
+    Place("rocm-path", True, lambda m: m.variable("ROCM_PATH", m.add_library("mine/lib").parent)),
+    Place("rocm-home", True, lambda m: m.variable("ROCM_HOME", m.add_library("mine/lib").parent)),
     Place("rocm-path-hides-opt", False, _two_folders),
-    Place("not-in-lib", False, lambda m: m.variable("ROCM_PATH", m.library("mine"))),
+    Place("not-in-lib", False, lambda m: m.variable("ROCM_PATH", m.add_library("mine"))),
     Place("loader-path", True,
-          lambda m: m.variable("LD_LIBRARY_PATH", f"/nowhere::{m.library('loaded')}")),
+          lambda m: m.variable("LD_LIBRARY_PATH", f"/nowhere::{m.add_library('loaded')}")),
     Place("loader", True,
           lambda m: m.monkeypatch.setattr(ctypes.util, "find_library", lambda name: name)),
     Place("wheel", True, lambda m: m.without_wheel(spec=object())),
@@ -151,7 +151,7 @@ def test_a_driver_counts_only_with_a_library(place: Place, machine: Machine) -> 
 def test_the_cpu_is_chosen_in_silence_beside_a_card(with_rocm: bool, machine: Machine) -> None:
     lines: list[str] = []
     if with_rocm:
-        machine.library("opt-rocm/lib")
+        machine.add_library("opt-rocm/lib")
     assert select_runtime("cpu", progress=lines.append).kind == "cpu"
     assert lines == []
 
