@@ -6,10 +6,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.dequant import dequantise
 from reference.model.errors import InputError, Unsupported
+from reference.model.quant import FORMATS
 from reference.model.spec import ModelSpec
+from reference.quantise import quantise
 
 STORAGE: Mapping[str, type[np.floating[Any]]] = {"f32": np.float32, "f16": np.float16}
+# Block formats that llama.cpp offers for its cache: each head's row is quantised on write. They are
+# kept here as the float32 values that reading gives back.
+BLOCK_STORAGE = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
 def storage_type(argument: str, name: str) -> np.dtype[Any]:
@@ -19,8 +25,19 @@ def storage_type(argument: str, name: str) -> np.dtype[Any]:
     return np.dtype(STORAGE[name])
 
 
+def stored(kind: str, values: NDArray[Any]) -> NDArray[Any]:
+    """What a cache of type `kind` gives back for (..., D) values: rounded, in its NumPy dtype."""
+    if kind in STORAGE:
+        return values.astype(STORAGE[kind])
+    block_format = FORMATS[kind.upper()]
+    return dequantise(block_format, quantise(block_format, values.astype(np.float32)))
+
+
 class KVCache:
-    """One sequence's cache; `position` is the number of tokens held and has no other owner."""
+    """One sequence's cache; `position` is the number of tokens held and has no other owner.
+
+    Raises Unsupported for an unknown type and InputError where a head is no whole number of blocks.
+    """
 
     def __init__(
         self, spec: ModelSpec, kv_type_k: str, kv_type_v: str, context_length: int
@@ -29,8 +46,11 @@ class KVCache:
             raise InputError(f"kv cache: context length is {context_length}, expected at least 1")
         self.context_length = context_length
         self.position = 0
-        type_k = storage_type("kv-type-k", kv_type_k)
-        type_v = storage_type("kv-type-v", kv_type_v)
+        self._kinds = (kv_type_k, kv_type_v)
+        type_k, type_v = (
+            _held_type(f"kv-type-{side}", kind, spec)
+            for side, kind in zip("kv", self._kinds, strict=True)
+        )
         shapes = {
             layer.index: (layer.head_count_kv, layer.head_size)
             for layer in spec.layers
@@ -46,15 +66,32 @@ class KVCache:
             raise InputError(
                 f"kv cache: token {end} does not fit, expected at most {self.context_length}"
             )
-        for store, new in ((self._keys, k), (self._values, v)):
+        for kind, store, new in zip(self._kinds, (self._keys, self._values), (k, v), strict=True):
             if end > len(store[layer]):
                 grown = min(self.context_length, max(end, 2 * len(store[layer]), 64))
                 larger = np.zeros((grown, *new.shape[1:]), dtype=store[layer].dtype)
                 larger[: self.position] = store[layer][: self.position]
                 store[layer] = larger
-            store[layer][self.position : end] = new.astype(store[layer].dtype)
+            store[layer][self.position : end] = stored(kind, new)
 
     def contents(self, layer: int, count: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
         """Views of the first `count` (default: `position`) keys and values of one layer."""
         count = self.position if count is None else count
         return self._keys[layer][:count], self._values[layer][:count]
+
+
+def _held_type(argument: str, kind: str, spec: ModelSpec) -> np.dtype[Any]:
+    """The dtype in which a cache of type `kind` keeps what reading gives back."""
+    if kind not in BLOCK_STORAGE:
+        if kind not in STORAGE:
+            known = ", ".join((*STORAGE, *BLOCK_STORAGE))
+            raise Unsupported(f"kv cache: {argument} is {kind}; supported: {known}")
+        return np.dtype(STORAGE[kind])
+    length = FORMATS[kind.upper()].block_elements
+    for layer in spec.layers:
+        if layer.owns_kv and layer.head_size % length:
+            raise InputError(
+                f"kv cache: {argument} is {kind}, but layer {layer.index} has heads of "
+                f"{layer.head_size}, expected a multiple of {length}"
+            )
+    return np.dtype(np.float32)

@@ -4,9 +4,10 @@ test_delta_net_forms.py has the two forms of the gated delta net and its state.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
+import gguf
 import numpy as np
 import pytest
 
@@ -180,8 +181,34 @@ def test_kv_types_round_on_write() -> None:
     assert values.dtype == np.float32
     # Layer 0 sees the same inputs in both, so its keys are the wide ones rounded once.
     assert np.array_equal(keys, wide.kv_contents(0)[0].astype(np.float16))
-    with pytest.raises(Unsupported, match="kv-type-k is q8_0; supported: f32, f16"):
-        Reference(model, kv_type_k="q8_0")
+    with pytest.raises(Unsupported, match="kv-type-k is q3_k; supported: f32, f16, q8_0"):
+        Reference(model, kv_type_k="q3_k")
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"])
+def test_block_kv_types_round_each_head_as_the_format_does(kind: str) -> None:
+    model, dense = _loaded("oracle-llama")
+    tokens = golden_of("oracle-llama").prompts[40].tokens.tolist()
+    wide = Reference(model, kv_type_k="f32", kv_type_v="f32", dense=dense)
+    blocks = Reference(model, kv_type_k=kind, kv_type_v=kind, dense=dense)
+    exact, rounded = wide.prefill(tokens), blocks.prefill(tokens)
+    form = gguf.GGMLQuantizationType[kind.upper()]
+    # Layer 0 sees the same inputs in both; gguf-py says what the format makes of them.
+    for want, got in zip(wide.kv_contents(0), blocks.kv_contents(0), strict=True):
+        expected = gguf.quants.dequantize(gguf.quants.quantize(want, form), form)
+        assert got.dtype == np.float32
+        assert np.array_equal(got, expected)
+        assert not np.array_equal(got, want)
+    assert np.isfinite(rounded).all()
+    assert not np.array_equal(rounded, exact)
+
+
+def test_heads_that_are_no_whole_blocks_are_refused() -> None:
+    model, dense = _loaded("oracle-llama")
+    layers = tuple(replace(layer, head_size=48) for layer in model.spec.layers)
+    odd = replace(model, spec=replace(model.spec, layers=layers))
+    with pytest.raises(InputError, match="layer 0 has heads of 48, expected a multiple of 32"):
+        Reference(odd, kv_type_v="q8_0", dense=dense)
 
 
 @pytest.mark.parametrize(
