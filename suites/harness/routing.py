@@ -26,14 +26,6 @@ Choices = dict[int, NDArray[np.int64]]
 """Per layer with experts, (positions, used): where each position's token went."""
 
 
-class RoutingTrace(Trace):
-    """Keeps where tokens went and nothing else."""
-
-    def record(self, name: str, value: NDArray[Any]) -> None:
-        if name.startswith(f"{TOPK}-"):
-            super().record(name, value)
-
-
 def choices_of(trace: Trace, spec: ModelSpec) -> Choices:
     """What a trace from position 0 recorded; a layer whose ids are no choice at all is left out."""
     found = {}

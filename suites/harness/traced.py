@@ -95,6 +95,36 @@ def judge_run(
     return TracedRun(result, recorded, points, known, checks, notes, plants, whole)
 
 
+def judge_replay(
+    model: Model, recorded: Trace, declared: LocalRules, progress: Progress
+) -> list[Check]:
+    """Judges a traced prefill of prompt and decoded tokens, for the positions that only decode had.
+
+    Decoding itself is not traced; on an exact path it equals this prefill bit for bit.
+    """
+    path = path_of(str(recorded.meta["mode"]), declared.path)
+    points = list(judge_trace(model, recorded, replace(declared, path=path), progress=progress))
+    checks = [
+        replace(
+            check,
+            name=check.name.replace("local:", "local, decoded positions:"),
+            link=f"{check.link}, replay of the decoded tokens",
+        )
+        for check in summarise(points)
+    ]
+    sound = [check for check in checks if check.state is State.OK and check.detail]
+    if not sound:
+        return checks
+    worst = max(sound, key=lambda check: check.of_limit or 0.0)
+    merged = replace(
+        worst,
+        name=f"local, decoded positions: {counted(len(sound), 'sound op')}",
+        elements=sum(check.elements for check in sound),
+        detail=f"{counted(len(points), 'point')} of {counted(len(recorded.tokens), 'token')}",
+    )
+    return [*(check for check in checks if check not in sound), merged]
+
+
 def _of_second_mode(
     checks: Sequence[Check], mode: str, points: Sequence[PointCheck]
 ) -> list[Check]:

@@ -27,11 +27,11 @@ from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
-from suites.harness.routing import Choices, RoutingTrace, choices_of
+from suites.harness.routing import Choices, choices_of
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import probe_check, told_apart
-from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_run
+from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
 
 PROMPT_BEFORE = 8
@@ -137,7 +137,7 @@ class _Run:
             self._model.spec.vocab_size,
             self._say,
         )
-        replayed = self._replay(decoded)
+        local, replayed = self._replay(decoded)
         expected = self._reference_of_prompt(traced[0].recorded)
         limit = float(expected.limits[-1])
         for result in results.values():
@@ -156,6 +156,7 @@ class _Run:
             pair = _Pair(results["per-token"], results["batched"])
             judged = Verdict(tuple(self._checks[first:]))
             self._run["validate_line"] = pairs.validate_line(pair, judged, limit)
+        self._checks += local
         self._decode(decoded)
         self._routing()
         self._checks += replayed
@@ -177,20 +178,24 @@ class _Run:
             return self._engine.prefill_batched(tokens or self._tokens, trace=trace)
         return self._engine.prefill_per_token(tokens or self._tokens, trace=trace)
 
-    def _replay(self, decoded: steps.Decoded) -> list[Check]:
+    def _replay(self, decoded: steps.Decoded) -> tuple[list[Check], list[Check]]:
         """Decoding must leave what a prefill of the same tokens leaves: logits and KV, bit for bit.
 
-        A promise of exact paths only. The prompt's last prefill mode is the one that replays.
+        A promise of exact paths only. The prompt's last prefill mode is the one that replays, and
+        is traced: the first list judges its points alone, the second holds decoding to it.
         """
         if not decoded.steps or not pairs.is_exact(self._options.path):
-            return []
+            return [], []
         held, mode = LeftBehind.of(self._engine, self._model.spec), self._options.modes[-1]
-        # Which experts the decoded tokens went to shows only here: decoding is not traced.
-        routed = any(layer.experts is not None for layer in self._model.spec.layers)
-        trace = RoutingTrace() if routed else None
+        # What each operation made of the decoded positions, and which experts their tokens went to,
+        # shows only here: decoding is not traced.
+        trace = Trace(meta={"mode": mode})
         result = self._prefill(mode, trace, (*self._tokens, *decoded.fed))
-        if trace is not None:
+        if any(layer.experts is not None for layer in self._model.spec.layers):
             self._replayed_choices = choices_of(trace, self._model.spec)
+        options = self._options
+        declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
+        local = judge_replay(self._model, trace, declared, self._say)
         name = f"decode equals {mode} prefill of the same tokens"
         link = (
             f"logits after {len(decoded.fed)} decode steps differ from a prefill of the same tokens"
@@ -202,7 +207,7 @@ class _Run:
         again = LeftBehind.of(self._engine, self._model.spec)
         length = len(self._tokens) + len(decoded.fed)
         where = "{} after decoding against a prefill"
-        return [logits, *held.checks_against(again, length, name, where)]
+        return local, [logits, *held.checks_against(again, length, name, where)]
 
     def _broken(self) -> str:
         """What an earlier check found to be broken; empty where nothing was."""

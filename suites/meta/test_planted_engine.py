@@ -236,3 +236,34 @@ def test_a_model_of_zeros_proves_nothing(device: Device) -> None:
     )
     assert verdict.state is State.INVALID
     assert any("all logits of the reference are equal" in check.detail for check in verdict.checks)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "point"),
+    [
+        (
+            "rope.hip",
+            ("values[first] = a * c - b * s;",
+             "values[first] = position < PROMPT ? a * c - b * s : (a * c - b * s) * 1.0003f;"),
+            "Qcur_pos-0 (rope)",
+        ),
+        (
+            "attention.hip",
+            ("score *= scale;", "score *= position < PROMPT ? scale : scale * 1.001f;"),
+            "kqv_out-0 (attention)",
+        ),
+    ],
+    ids=["rope", "attention-scale"],
+)  # fmt: skip
+def test_a_fault_that_starts_after_the_prompt_is_named_at_its_op(
+    file: str,
+    change: tuple[str, str],
+    point: str,
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Too small for the limit of the logits, and no prompt position shows it."""
+    length = str(len(prompt(tiny_model(LLAMA))))
+    kernel(file, (change[0], change[1].replace("PROMPT", length)))(monkeypatch)
+    verdict = _validate(device)
+    assert verdict.summary() == f"diverged: {point}, replay of the decoded tokens"
