@@ -2,6 +2,8 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -33,22 +35,31 @@ def atomic_write(path: Path, content: bytes) -> None:
     InputError when the folder is missing, not writable or full.
     """
     target = path.resolve()
-    temporary = None
     try:
         if target.exists() and not target.is_file():
             target.write_bytes(content)
-            return
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
-        temporary = Path(name)
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, 0o666 & ~_umask())  # mkstemp makes it readable by its owner only
-            stream.write(content)
-        temporary.replace(target)
+        else:
+            with whole_file(target) as temporary:
+                temporary.write_bytes(content)
     except OSError as error:
         raise InputError(f"write: {path} can't be written ({error.strerror})") from None
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """An empty file beside `path`, renamed to it where the block ends well and else removed.
+
+    Raises the OSError of a folder that is missing, not writable or full.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    temporary = Path(name)
+    try:
+        os.fchmod(descriptor, 0o666 & ~_umask())  # mkstemp makes it readable by its owner only
+        os.close(descriptor)
+        yield temporary
+        temporary.replace(path)
     finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

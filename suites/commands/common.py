@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _COUNT = re.compile(r"\d+( of |/)\d+.*")
 DEFAULT_PROMPT = "The capital of France is"
-DEFAULT_TOKENS = 21
-"""Length of the prompt that a model without a tokenizer gets."""
 
 
 class ProgressReport:

@@ -43,7 +43,7 @@ PLACES = (
     Place("v-from-rotated-k", "gemma4", "Vcur_normed-2", "rms_norm"),
     Place("soft-cap-missing", "gemma4", "result_output", "soft_cap"),
     Place("layer-scale-missing", "gemma4", "l_out-0", "add_scaled"),
-    Place("rope-factors-everywhere", "gemma4", "Qcur_pos-2", "rope"),
+    Place("rope-factors-left-out", "gemma4", "Qcur_pos-2", "rope"),
     Place(OTHER_CACHE, "gemma4e", "kqv_out-4", "attention"),
     Place("per-layer-table-unscaled", "gemma4e", "inp_per_layer", "per_layer_inputs"),
     Place("per-layer-input-reversed", "gemma4e", "per_layer_act-0", "activation"),
@@ -252,11 +252,6 @@ def _rotate_all(rope: Callable[..., Array]) -> Callable[..., Array]:
     return broken
 
 
-def _all_factors(frequencies: Callable[..., Array]) -> Callable[..., Array]:
-    """rope_freqs left out where it belongs."""
-    return lambda spec, factors=None: frequencies(spec)
-
-
 def _unscaled_table(embed: Callable[..., Array]) -> Callable[..., Array]:
     def broken(self: Any, table: Tensor, tokens: tuple[int, ...]) -> Array:
         rows = embed(self, table, tokens)
@@ -307,7 +302,7 @@ FAKE: Mapping[str, Fault] = {
     "v-from-rotated-k": Fault(numerics=lambda: _v_from(rotated=True)),
     "soft-cap-missing": _patch("reference.ops.soft_cap", lambda f: lambda x, cap: x),
     "layer-scale-missing": _vector("layer_output_scale.weight", np.ones_like),
-    "rope-factors-everywhere": _vector("rope_freqs.weight", np.ones_like),
+    "rope-factors-left-out": _vector("rope_freqs.weight", np.ones_like),
     "per-layer-table-unscaled": _method(Reference, "_embed", _unscaled_table),
     "per-layer-input-reversed": _method(Reference, "_per_layer_output", _reversed_input),
     "expert-scale-missing": _vector("ffn_down_exps.scale", np.ones_like),
