@@ -1,6 +1,5 @@
 """Tiny models and prompts for the tests of the judge, built once a session."""
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,12 +35,3 @@ def prompt(model: Model, length: int = LENGTH, seed: int = 11) -> tuple[int, ...
 def oracle_model(name: str) -> Model:
     """One of the golden models that llama.cpp's logits were recorded on."""
     return load_model(golden_model(name).path)
-
-
-def with_tied_router(model: Model, layer: int, *, zero: bool = True) -> Model:
-    """The same model, but all experts of `layer` tie: router rows are 0, or all the first row."""
-    layers = list(model.weights.layers)
-    router = layers[layer]["ffn_gate_inp"]
-    raw = np.zeros_like(router.raw) if zero else np.tile(router.raw[:1], (len(router.raw), 1))
-    layers[layer] = {**layers[layer], "ffn_gate_inp": replace(router, raw=raw)}
-    return replace(model, weights=replace(model.weights, layers=tuple(layers)))

@@ -14,6 +14,7 @@ from reference.delta_net import RecurrentState
 from reference.model import Model
 from reference.model.trace import Trace, trace_points
 from suites.harness.fake_engine import CLEAN, FakeEngine, Fault
+from suites.harness.fault_models import with_tied_router
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace, summarise
 from suites.harness.verdict import State, Verdict
 from suites.meta.architecture_faults import (
@@ -24,7 +25,7 @@ from suites.meta.architecture_faults import (
     as_seen_by_engine,
     fault_of,
 )
-from suites.meta.models import oracle_model, prompt, with_tied_router
+from suites.meta.models import oracle_model, prompt
 
 MAX_COLS = 8
 LENGTH = 21  # longer than the sliding window of 16, and three chunks of MAX_COLS

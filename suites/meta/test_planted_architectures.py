@@ -13,12 +13,13 @@ from backend_hip.engine import Engine
 from fixtures.golden import TINY_GATES
 from reference.model import Model
 from reference.model.trace import Trace
+from suites.harness.fault_models import with_tied_router
 from suites.harness.local import LocalRules, judge_trace
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State
 from suites.meta.architecture_faults import PLACES, Place
 from suites.meta.engine_faults import REAL, Plant, kernel, state_not_reset
-from suites.meta.models import oracle_model, prompt, with_tied_router
+from suites.meta.models import oracle_model, prompt
 
 MAX_COLS = 8
 CONTEXT = 64

@@ -13,10 +13,11 @@ from reference.model.trace import Trace
 from suites.harness.bounds_experts import near_ties
 from suites.harness.endtoend import References
 from suites.harness.fake_engine import CLEAN, FakeEngine, Fault, patched
+from suites.harness.fault_models import with_tied_router
 from suites.harness.routing import RoutingJudge, Turn, choices_of
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
-from suites.meta.models import oracle_model, prompt, with_tied_router
+from suites.meta.models import oracle_model, prompt
 
 LAYER = 1
 FAVOURITE = 5  # not among the experts that a tie gives to

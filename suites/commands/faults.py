@@ -1,0 +1,132 @@
+"""`assay faults`: plants every catalogued fault in a copy of the engine and scores the judge."""
+
+import argparse
+import fnmatch
+import os
+from dataclasses import asdict
+from typing import Any
+
+from fixtures.faults import CATEGORIES, TIERS, Fault, load_faults
+from reference.model.errors import InputError
+from suites.commands import common, tables
+from suites.harness.fault_pool import Job, run_jobs
+from suites.harness.fault_run import Outcome, run_named
+from suites.harness.fault_score import Score, score_of
+from suites.harness.verdict import write_json
+
+SCHEMA_VERSION = 1
+
+
+def add(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "faults",
+        help="does the judge see every known bug: plants each in a copy of the engine",
+        description="Plants each fault of the catalogue in a copy of the engine, runs the judge "
+        "on the CPU runtime, and prints what was caught and where it was found. Exit 0 when every "
+        "fault was caught, 1 when one was missed, 3 when a fault is dead (can't be planted).",
+    )
+    parser.add_argument(
+        "only", nargs="*", metavar="ID", help="ids or patterns such as 'rope-*' (default: all)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the catalogue and run nothing")
+    parser.add_argument(
+        "--tier",
+        choices=TIERS,
+        default="fast",
+        help="looks taken at each fault: fast, or full, which adds more to it (default: fast)",
+    )
+    parser.add_argument(
+        "--category", metavar="C", help=f"one of {', '.join(CATEGORIES)} (default: all)"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="processes at a time (default: cores)"
+    )
+    common.add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    common.require_writable("--json", arguments.json)
+    if arguments.jobs < 0:
+        raise InputError(f"--jobs is {arguments.jobs}, expected 1 or more")
+    chosen = choose(arguments.only, arguments.category)
+    if arguments.list:
+        print(catalogue(chosen))
+        return 0
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    outcomes = []
+    with common.ProgressReport() as progress:
+        jobs = [Job(fault.id, run_named, (fault.id, arguments.tier)) for fault in chosen]
+        for done in run_jobs(jobs, workers=arguments.jobs):
+            outcomes.append(outcome_of(done.job.name, done.value, done.error))
+            progress(f"fault {len(outcomes)} of {len(jobs)}: {done.job.name}")
+    order = {fault.id: place for place, fault in enumerate(chosen)}
+    score = score_of(sorted(outcomes, key=lambda o: order[o.fault]), arguments.tier)
+    complete = len(chosen) == len(load_faults())
+    problems = score.problems(complete=complete)
+    print(render(score, problems))
+    if arguments.json is not None:
+        write_json(arguments.json, document(score, problems))
+    return 3 if score.dead else int(bool(problems))
+
+
+def choose(only: list[str], category: str | None) -> list[Fault]:
+    """The faults that ids, patterns and a category leave; InputError where a filter leaves none."""
+    faults = list(load_faults().values())
+    if category is not None:
+        if category not in CATEGORIES:
+            raise InputError(f"--category is {category}, expected one of {', '.join(CATEGORIES)}")
+        faults = [fault for fault in faults if fault.category == category]
+    for pattern in only:
+        if not any(fnmatch.fnmatchcase(fault.id, pattern) for fault in faults):
+            raise InputError(f"faults: no fault is named {pattern}; `assay faults --list` has all")
+    if only:
+        faults = [f for f in faults if any(fnmatch.fnmatchcase(f.id, p) for p in only)]
+    if not faults:
+        raise InputError("faults: nothing is left to run, expected at least one fault")
+    return faults
+
+
+def outcome_of(name: str, value: Any, error: str) -> Outcome:
+    """The outcome of a process; one that ended without a word proves nothing."""
+    if error:
+        fault = load_faults()[name]
+        return Outcome(fault.id, fault.category, fault.tier, dead=error)
+    return Outcome(**{**value, "red": tuple(value["red"])})
+
+
+def catalogue(faults: list[Fault]) -> str:
+    rows = [[f.category, f.id, f.tier, f.what] for f in faults]
+    return tables.table(rows, ["category", "id", "tier", "what"])
+
+
+def render(score: Score, problems: list[str]) -> str:
+    """One line a fault, the score, and what is wrong with it."""
+    rows = [
+        [o.fault, o.look or "-", o.state or "missed", "" if o.localised else "elsewhere", o.link]
+        for o in score.alive
+    ]
+    columns = tables.width()
+    lines = [f"{name:<32} {look:<13} {state:<9} {link}" for name, look, state, _, link in rows]
+    elapsed_s = sum(outcome.elapsed_s for outcome in score.outcomes)
+    heads = ["category", "faults", "caught, fast", "caught, full", "right place"]
+    return "\n".join(
+        [
+            *(tables.paragraph(line, columns, 4) for line in lines),
+            "",
+            tables.table(score.rows(), heads),
+            f"{len(score.outcomes)} faults, tier {score.tier}, {elapsed_s:.0f} s of processes",
+            *problems,
+            "ok" if not problems else f"{len(problems)} problems",
+        ]
+    )
+
+
+def document(score: Score, problems: list[str]) -> dict[str, Any]:
+    return {
+        "schema": "assay.faults",
+        "schema_version": SCHEMA_VERSION,
+        "tier": score.tier,
+        "problems": problems,
+        "outcomes": [asdict(outcome) for outcome in score.outcomes],
+    }

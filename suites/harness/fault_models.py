@@ -1,0 +1,23 @@
+"""The models that faults are planted under: registered ones, and edits of them."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fixtures.registry import resolve_model
+from reference.model import Model, load_model
+
+
+def fault_model(name: str, edit: str = "") -> Model:
+    """The registered model, with the edit that some faults need to matter."""
+    model = load_model(resolve_model(name))
+    return with_tied_router(model, 1) if edit == "tied-router" else model
+
+
+def with_tied_router(model: Model, layer: int, *, zero: bool = True) -> Model:
+    """The same model, but all experts of `layer` tie: router rows are 0, or all the first row."""
+    layers = list(model.weights.layers)
+    router = layers[layer]["ffn_gate_inp"]
+    raw = np.zeros_like(router.raw) if zero else np.tile(router.raw[:1], (len(router.raw), 1))
+    layers[layer] = {**layers[layer], "ffn_gate_inp": replace(router, raw=raw)}
+    return replace(model, weights=replace(model.weights, layers=tuple(layers)))

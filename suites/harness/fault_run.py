@@ -1,0 +1,235 @@
+"""One catalogued fault before the judge: which look caught it, and what was named first.
+
+A look is one engine configuration, prompt and schedule, judged by `validate` as any user's run is.
+The looks of a tier come in order and the first that is not ok ends the search. Nothing about the
+fault is known to the judge; `where` of the catalogue is only compared with what it said.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from backend_hip.device import open_device
+from backend_hip.runtimes.checking import Checking, set_checking
+from fixtures.faults import TIERS, Fault, find_fault
+from reference.model import Model
+from reference.model.errors import AssayError, DeviceError, InputError
+from suites.harness.fault_models import fault_model
+from suites.harness.patched import PatchedEngine, patched_engine
+from suites.harness.validate import Options, validate
+from suites.harness.verdict import State, Verdict
+
+CONTEXT = 160  # positions: more than any look needs
+UNCHECKED = Checking()
+
+
+@dataclass(frozen=True)
+class Look:
+    """One way to run the engine. Lengths are not multiples of chunk, MAX_COLS or a wave."""
+
+    name: str
+    tier: str
+    length: int = 19
+    n_decode: int = 3
+    max_cols: int = 8
+    chunk: int | None = None
+    path: str = "kparallel"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    checking: Checking = UNCHECKED
+    seed: int = 11
+
+
+LOOKS: tuple[Look, ...] = (
+    Look("plain", "fast"),
+    # Both KV types, another partial chunk, deferred streams and a shuffled schedule at once.
+    Look(
+        "checked",
+        "fast",
+        length=13,
+        max_cols=5,
+        kv_type_v="f32",
+        checking=Checking(shuffle=1, sanitize=True),
+        seed=12,
+    ),
+    # Longer than a tile of 64 keys and than a block of 128 threads; chunk is no multiple of
+    # max_cols, so that a flow has a partial group of columns in its middle.
+    Look("long", "full", length=131, n_decode=2, max_cols=33, chunk=50, seed=13),
+    Look("serial", "full", length=21, max_cols=8, path="serial", kv_type_k="f32", seed=14),
+    Look("short", "full", length=1, n_decode=6, seed=15),
+    Look(
+        "checked-again",
+        "full",
+        length=41,
+        max_cols=16,
+        checking=Checking(shuffle=2, sanitize=True),
+        seed=16,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one fault.
+
+    `tier` is that of the look that saw it, "" where none did. `state` is the verdict's, or "error"
+    for a device error or a refusal, which is no wrong ok either. `red` holds the names of all
+    checks that were not ok. `dead` says why a fault proves nothing: it does not apply, it can't
+    be compiled.
+    """
+
+    fault: str
+    category: str
+    wanted_tier: str
+    tier: str = ""
+    look: str = ""
+    state: str = ""
+    link: str = ""
+    localised: bool = False
+    red: tuple[str, ...] = ()
+    of_limit: float | None = None
+    dead: str = ""
+    elapsed_s: float = 0.0
+
+    @property
+    def caught(self) -> bool:
+        return not self.dead and bool(self.tier)
+
+    def caught_by(self, tier: str) -> bool:
+        """True where a look of `tier` or of a cheaper one saw it."""
+        return self.caught and TIERS.index(self.tier) <= TIERS.index(tier)
+
+
+def looks_of(tier: str) -> tuple[Look, ...]:
+    """The looks of a tier and of all cheaper ones."""
+    return tuple(look for look in LOOKS if TIERS.index(look.tier) <= TIERS.index(tier))
+
+
+def run_fault(fault: Fault, tier: str) -> Outcome:
+    """Plants one fault in a copy of the engine and looks until it is seen."""
+    begin = time.perf_counter()
+    blank = Outcome(fault.id, fault.category, fault.tier)
+    try:
+        with patched_engine(fault.changes) as engine:
+            found = _search(fault, engine, looks_of(tier), blank)
+    except (InputError, SyntaxError, ImportError, NameError, AttributeError) as error:
+        found = replace(blank, dead=_line(error))
+    return replace(found, elapsed_s=time.perf_counter() - begin)
+
+
+def _search(fault: Fault, engine: PatchedEngine, looks: Sequence[Look], blank: Outcome) -> Outcome:
+    model = fault_model(fault.model, fault.edit)
+    for look in looks:
+        try:
+            verdict = judge(model, look, engine)
+        except DeviceError as error:
+            text = _line(error)
+            if text.startswith("compile:"):
+                return replace(blank, dead=text)
+            named = {"state": "error", "link": text, "red": ("device error",)}
+            return _judged(fault, blank, look, named)
+        except (AssayError, ValueError, TypeError, RuntimeError) as error:
+            # The launch's own checks refuse some faults before anything runs.
+            named = {"state": "error", "link": _line(error), "red": ("refusal",)}
+            outcome = _judged(fault, blank, look, named)
+            return outcome if outcome.localised else replace(blank, dead=_line(error))
+        if verdict.state is not State.OK:
+            return _judged(fault, blank, look, _facts(verdict))
+    return blank
+
+
+def _judged(fault: Fault, blank: Outcome, look: Look, facts: dict[str, Any]) -> Outcome:
+    localised = re.search(fault.where, facts["link"]) is not None
+    return replace(blank, tier=look.tier, look=look.name, localised=localised, **facts)
+
+
+def _facts(verdict: Verdict) -> dict[str, Any]:
+    broken = verdict.first_broken
+    return {
+        "state": verdict.state.value,
+        "link": verdict.summary(),
+        "red": tuple(check.name for check in verdict.checks if check.state is not State.OK),
+        "of_limit": None if broken is None else broken.of_limit,
+    }
+
+
+def judge(model: Model, look: Look, engine: PatchedEngine | None = None) -> Verdict:
+    """`validate` as the look says, on an engine copy or on the installed engine."""
+    device = open_device("cpu")
+    set_checking(look.checking)
+    try:
+        if engine is not None:
+            device = engine.open_device("cpu")
+        options = Options(
+            n_decode=look.n_decode,
+            path=look.path,
+            kv_type_k=look.kv_type_k,
+            kv_type_v=look.kv_type_v,
+        )
+        make = _installed if engine is None else engine.engine
+        context = min(CONTEXT, model.spec.context_length)
+
+        def open_engine() -> Any:
+            return make(
+                model,
+                device,
+                max_cols=look.max_cols,
+                chunk=look.chunk,
+                path=look.path,
+                kv_type_k=look.kv_type_k,
+                kv_type_v=look.kv_type_v,
+                context_length=context,
+            )
+
+        tokens = prompt_of(model, look)
+        return validate(model, open_engine, tokens, options, context_length=context)
+    finally:
+        set_checking(UNCHECKED)
+
+
+def _installed(*arguments: Any, **options: Any) -> Any:
+    from backend_hip.engine import Engine
+
+    return Engine(*arguments, **options)
+
+
+def prompt_of(model: Model, look: Look) -> tuple[int, ...]:
+    """The look's prompt: seeded ids, the last one a repetition, so that a stale row can show."""
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(look.seed)))
+    return tuple(int(token) for token in rng.integers(0, model.spec.vocab_size, look.length))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+# --- what a process of fault_pool.py runs --------------------------------------------------------
+
+
+def run_named(name: str, tier: str) -> dict[str, Any]:
+    """`run_fault` by id, as plain data that crosses a process."""
+    return asdict(run_fault(find_fault(name), tier))
+
+
+@dataclass(frozen=True)
+class CleanRun:
+    """One seeded run of the engine as it is: any state but ok is a wrong alarm."""
+
+    model: str
+    look: Look
+
+
+def clean_runs(models: Sequence[str], count: int) -> Iterator[CleanRun]:
+    """`count` runs: every look of every model, then again with other prompts."""
+    for number in range(count):
+        turn, place = divmod(number, len(models) * len(LOOKS))
+        look = LOOKS[place // len(models)]
+        seed = 1000 * (turn + 1) + place
+        shuffle = look.checking.shuffle
+        checking = replace(look.checking, shuffle=None if shuffle is None else seed)
+        look = replace(look, seed=seed, checking=checking)
+        yield CleanRun(models[place % len(models)], look)
