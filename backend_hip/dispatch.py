@@ -58,14 +58,17 @@ class Kernels:
 
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
-        return self._kernels[key].block
+        return self._required(key).block
 
     def launch(self, key: Key, grid: tuple[int, int], *arguments: Any) -> None:
         """Queues one kernel. A key that the gate did not ask for is a programming error."""
+        self._required(key).launch(self.device.stream, grid, *arguments)
+        self.routes[key] += 1
+
+    def _required(self, key: Key) -> Kernel:
         if key not in self._kernels:
             raise RuntimeError(f"dispatch: {key} was not among the rows that the gate required")
-        self._kernels[key].launch(self.device.stream, grid, *arguments)
-        self.routes[key] += 1
+        return self._kernels[key]
 
     @contextmanager
     def capture(self) -> Iterator[list[CountedGraph]]:

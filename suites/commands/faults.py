@@ -12,7 +12,7 @@ from suites.commands import common, tables
 from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import Outcome, run_named
 from suites.harness.fault_score import Score, score_of
-from suites.harness.verdict import write_json
+from suites.harness.verdict import json_number, write_json
 
 SCHEMA_VERSION = 1
 
@@ -128,5 +128,8 @@ def document(score: Score, problems: list[str]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "tier": score.tier,
         "problems": problems,
-        "outcomes": [asdict(outcome) for outcome in score.outcomes],
+        "outcomes": [
+            {**asdict(outcome), "of_limit": json_number(outcome.of_limit)}
+            for outcome in score.outcomes
+        ],
     }

@@ -74,7 +74,8 @@ class Fault:
 
     `numerics` is active while the forward pass runs (it patches reference functions), in both modes
     or in `numerics_mode` only. `logits` changes what the device holds before argmax. `tail` and
-    `prefilled` and `stepped` change records; they get the one before as second argument, or None.
+    `prefilled` and `stepped` change records; they get the one before as second argument, or None;
+    `prefilled` the last one of the other mode.
     `kv` and `state` change what is read back of a layer. `at_chunk` may change the recurrent states
     in place between the chunks of a batched prefill, `at_reset` after a reset; it gets the states
     of before as second argument.
@@ -120,7 +121,7 @@ class FakeEngine:
         self._stamp = 0
         self._mode = "none"
         self._last_tail: FakeTail | None = None
-        self._last_prefill: FakePrefill | None = None
+        self._last_prefill: dict[str, FakePrefill] = {}
         self._last_step: FakeStep | None = None
 
     @property
@@ -204,8 +205,9 @@ class FakeEngine:
             position=self.position,
             logits_poisoned=0,
         )
-        result = self._fault.prefilled(result, self._last_prefill)
-        self._last_prefill = result
+        other = self._last_prefill.get("per-token" if mode == "batched" else "batched")
+        result = self._fault.prefilled(result, other)
+        self._last_prefill[mode] = result
         return result
 
     def decode(self, token: int) -> FakeStep:

@@ -45,7 +45,8 @@ class Look:
 
 
 LOOKS: tuple[Look, ...] = (
-    Look("plain", "fast"),
+    # Flows of 12 and 7 tokens, products of 8, 4 and 7 columns.
+    Look("plain", "fast", chunk=12),
     # Both KV types, another partial chunk, deferred streams and a shuffled schedule at once.
     Look(
         "checked",

@@ -52,6 +52,14 @@ def written_check(
     return Check(name, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0)
 
 
+def is_written(
+    trace: Trace, held: KVSnapshot, stored: tuple[str, str], layer: int, *, value_norm: bool = False
+) -> bool:
+    """True where one layer's cache holds what was recorded for it."""
+    one = {layer: held[layer]} if layer in held else {}
+    return written_check(trace, one, stored, value_norm=value_norm).state is State.OK
+
+
 def pair_check(
     per_token: KVSnapshot,
     batched: KVSnapshot,

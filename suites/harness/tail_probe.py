@@ -45,6 +45,9 @@ def probes(vocabulary: int) -> Iterator[Probe]:
         yield peaks(f"wave {wave}", wave * _WAVE + 3)
     if vocabulary > _STRIDE + 4:
         yield peaks("a tie against the order of threads", _STRIDE + 4, 5)
+    below = ground - np.float32(30)  # what a lane without a logit brings must not win: 0, say
+    below[last] = -8.5
+    yield Probe("all below zero", below, last)
     yield Probe("all equal", np.full(vocabulary, 1.5, dtype=np.float32), 0)
     yield Probe("all minus infinity", np.full(vocabulary, -np.inf, dtype=np.float32), 0)
     for place in sorted({0, vocabulary // 2, last}):

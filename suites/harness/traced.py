@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from reference.model import Model
 from reference.model.trace import Trace
+from suites.harness import kv
 from suites.harness.bounds_delta_net import DeltaRule
 from suites.harness.kernels import path_of
 from suites.harness.left_behind import LeftBehind
@@ -81,7 +82,10 @@ def judge_run(
     broken = "" if found is None else found.point.name
     stored = (declared.kv_type_k, declared.kv_type_v)
     left = held.checks_of(recorded, stored, states, model.spec, broken)
-    checks = [*summarise(points), *left]
+    local = summarise(points)
+    checks = (
+        [*left, *local] if _stored_wrong(found, held, model, recorded, stored) else [*local, *left]
+    )
     plants: list[Plant] = []
     if first is None:
         progress("planting faults in copies of the trace")
@@ -93,6 +97,21 @@ def judge_run(
     whole = first is None or len(recorded.tokens) == len(first.recorded.tokens)
     known = Proven(recorded, rules, {p.point.name: p for p in points}, states)
     return TracedRun(result, recorded, points, known, checks, notes, plants, whole)
+
+
+def _stored_wrong(
+    found: PointCheck | None,
+    held: LeftBehind,
+    model: Model,
+    recorded: Trace,
+    stored: tuple[str, str],
+) -> bool:
+    """True where attention is the first broken op and what it read had been stored wrong."""
+    if found is None or found.op != "attention" or found.point.layer is None:
+        return False
+    layer = model.spec.layers[found.point.layer].kv_layer
+    norm = model.spec.value_norm
+    return not kv.is_written(recorded, held.kv, stored, layer, value_norm=norm)
 
 
 def judge_replay(

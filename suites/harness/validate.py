@@ -1,7 +1,7 @@
 """Runs everything that a verdict needs for one model and one prompt, in the order of the data flow.
 
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
-    last-token logits -> batched against per-token -> eager against graph -> kernels that ran ->
+    eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
     faults planted in copies of this run's own data
 
@@ -19,7 +19,7 @@ from reference.model import Model, check_tokens
 from reference.model.errors import InputError, Unsupported
 from reference.model.trace import Trace
 from suites.harness import pair as pairs
-from suites.harness import recurrent, steps
+from suites.harness import steps
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
 from suites.harness.kernels import kernels_check, product_rows, require_path
@@ -35,7 +35,7 @@ from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, jud
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
 
 PROMPT_BEFORE = 8
-"""Tokens of another prompt that a model with recurrent states sees before the traced run."""
+"""Tokens of another prompt that the engine sees before a run that must not remember them."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class _Run:
         self._run["traced"] = {run.mode: len(run.recorded.tokens) for run in traced}
         results, snapshots = {}, {}
         for mode in self._options.modes:
+            self._other_prompt(mode)
             results[mode] = self._prefill(mode)
             snapshots[mode] = LeftBehind.of(self._engine, self._model.spec)
         decoded = steps.decode(
@@ -140,12 +141,15 @@ class _Run:
         local, replayed = self._replay(decoded)
         expected = self._reference_of_prompt(traced[0].recorded)
         limit = float(expected.limits[-1])
-        for result in results.values():
-            self._logits(result, expected)
+        logits = [self._logits(result, expected) for result in results.values()]
+        broken = next((check.link for check in logits if check.state is not State.OK), "")
+        eager = self._eager(traced, results, self._broken() or broken)
+        # A traced run that holds no NaN clears everything up to what tracing and replay differ in.
+        finite = all(np.isfinite(run.result.logits).all() for run in traced)
+        self._checks += [*eager, *logits] if finite else [*logits, *eager]
         self._checks.append(told_apart(expected.logits[-1]))
         first = len(self._checks)
         exact = self._pair(results, snapshots, limit) if len(results) == 2 else ""
-        self._eager(traced, results)
         self._kernels(traced, results)
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
@@ -177,6 +181,12 @@ class _Run:
         if mode == "batched":
             return self._engine.prefill_batched(tokens or self._tokens, trace=trace)
         return self._engine.prefill_per_token(tokens or self._tokens, trace=trace)
+
+    def _other_prompt(self, mode: str) -> None:
+        """Another prompt before the judged one: what it leaves behind must not show."""
+        vocabulary = self._model.spec.vocab_size
+        other = tuple((token + 1) % vocabulary for token in self._tokens[::-1][:PROMPT_BEFORE])
+        self._prefill(mode, tokens=other)
 
     def _replay(self, decoded: steps.Decoded) -> tuple[list[Check], list[Check]]:
         """Decoding must leave what a prefill of the same tokens leaves: logits and KV, bit for bit.
@@ -216,12 +226,10 @@ class _Run:
     def _trace(self, mode: str, first: TracedRun | None = None) -> TracedRun:
         """Runs eagerly with every point recorded and judges each point alone.
 
-        Another prompt goes before it where layers keep a state: what it leaves must not show. With
-        a run traced already, only the prompt's start is traced token by token.
+        With a run traced already, only the prompt's start is traced token by token.
         """
         spec, options = self._model.spec, self._options
-        if recurrent.recurrent_layers(spec):
-            self._prefill(mode, tokens=self._tokens[::-1][:PROMPT_BEFORE])
+        self._other_prompt(mode)
         tokens = self._tokens if first is None else self._tokens[:PER_TOKEN_TRACED]
         recorded = Trace(meta={"mode": mode})
         result = self._prefill(mode, recorded, tokens)
@@ -262,7 +270,7 @@ class _Run:
         ]
         return expected
 
-    def _logits(self, result: Prefilled, expected: Expected) -> None:
+    def _logits(self, result: Prefilled, expected: Expected) -> Check:
         limit = float(expected.limits[-1])
         got, want = np.asarray(result.logits)[-1], expected.logits[-1]
         found = compare_logits(got, want, limit)
@@ -273,13 +281,12 @@ class _Run:
         )
         if found.near_tie:
             detail += ", near-tie"
-        check = check_of(
+        return check_of(
             f"logits: {result.mode} prefill against reference",
             found.comparison,
             detail=detail,
             link=f"last-token logits of the {result.mode} prefill against the reference",
         )
-        self._checks.append(check)
 
     def _pair(
         self,
@@ -307,15 +314,18 @@ class _Run:
             )
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 
-    def _eager(self, traced: Sequence[TracedRun], results: dict[str, Prefilled]) -> None:
+    def _eager(
+        self, traced: Sequence[TracedRun], results: dict[str, Prefilled], broken_since: str
+    ) -> list[Check]:
         """Tracing must not change what is computed."""
         link = "untraced logits differ from the traced run's"
+        checks = []
         for run in traced:
-            if not run.whole:
-                continue
-            name = f"eager {run.mode} with trace equals untraced"
-            got, want = np.asarray(results[run.mode].logits), np.asarray(run.result.logits)
-            self._checks.append(pairs.bits_check(name, got, want, link, self._broken()))
+            if run.whole:
+                name = f"eager {run.mode} with trace equals untraced"
+                got, want = np.asarray(results[run.mode].logits), np.asarray(run.result.logits)
+                checks.append(pairs.bits_check(name, got, want, link, broken_since))
+        return checks
 
     def _kernels(self, traced: Sequence[TracedRun], results: dict[str, Prefilled]) -> None:
         """The limits are those of the kernels that multiplied, so it has to be them."""

@@ -169,10 +169,10 @@ def test_a_missing_residual_is_found(device: Device, monkeypatch: pytest.MonkeyP
 def test_a_skipped_kv_write_is_found(
     device: Device, monkeypatch: pytest.MonkeyPatch, kv_type: str
 ) -> None:
-    """Attention then reads poison, which is NaN; what it spreads is not called unwritten logits."""
+    """Attention then reads poison, which is NaN; it is not what is blamed."""
     monkeypatch.setattr(ops, "kv_write", lambda *arguments: None)
     verdict = _validate(device, kv_type=kv_type)
-    assert verdict.summary() == "diverged: kqv_out-0 (attention)"
+    assert verdict.summary() == "diverged: KV write: K of layer 0"
 
 
 def test_the_switch_judges_a_real_pair_and_leaves_a_clean_state(device: Device) -> None:
