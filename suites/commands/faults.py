@@ -9,12 +9,14 @@ from typing import Any
 from fixtures.faults import CATEGORIES, TIERS, Fault, load_faults
 from reference.model.errors import InputError
 from suites.commands import common, tables
+from suites.harness.clean_runs import GROUP, alarms_of, clean_models
 from suites.harness.fault_pool import Job, run_jobs
-from suites.harness.fault_run import Outcome, run_named
+from suites.harness.fault_run import LOOKS, outcome_of, run_named
 from suites.harness.fault_score import Score, score_of
 from suites.harness.verdict import json_number, write_json
 
 SCHEMA_VERSION = 1
+CLEAN_LIMIT_S = 900.0  # for a process of GROUP runs
 
 
 def add(subparsers: Any) -> None:
@@ -27,6 +29,12 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument(
         "only", nargs="*", metavar="ID", help="ids or patterns such as 'rope-*' (default: all)"
+    )
+    parser.add_argument(
+        "--clean",
+        type=int,
+        metavar="N",
+        help="plant nothing: N seeded runs of the tiny models, of which none may raise an alarm",
     )
     parser.add_argument("--list", action="store_true", help="print the catalogue and run nothing")
     parser.add_argument(
@@ -49,11 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     common.require_writable("--json", arguments.json)
     if arguments.jobs < 0:
         raise InputError(f"--jobs is {arguments.jobs}, expected 1 or more")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if arguments.clean is not None:
+        return run_clean(arguments)
     chosen = choose(arguments.only, arguments.category)
     if arguments.list:
         print(catalogue(chosen))
         return 0
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     outcomes = []
     with common.ProgressReport() as progress:
         jobs = [Job(fault.id, run_named, (fault.id, arguments.tier)) for fault in chosen]
@@ -68,6 +78,37 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         write_json(arguments.json, document(score, problems))
     return 3 if score.dead else int(bool(problems))
+
+
+def run_clean(arguments: argparse.Namespace) -> int:
+    """Seeded runs without a fault; exit 1 when one raises an alarm, 3 when a process is lost."""
+    count, models = arguments.clean, clean_models()
+    if count < 1:
+        raise InputError(f"--clean is {count}, expected 1 or more runs")
+    if arguments.only or arguments.category or arguments.list:
+        raise InputError("--clean runs the engine as it is, expected no fault beside it")
+    jobs = [
+        Job(str(first), alarms_of, (first, min(GROUP, count - first), models))
+        for first in range(0, count, GROUP)
+    ]
+    alarms: list[str] = []
+    lost: list[str] = []
+    runs = 0
+    with common.ProgressReport() as progress:
+        for done in run_jobs(jobs, workers=arguments.jobs, time_limit_s=CLEAN_LIMIT_S):
+            if done.error:
+                lost.append(f"runs from {done.job.name}: {done.error}")
+            else:
+                alarms += done.value
+                runs += done.job.arguments[1]
+            progress(f"clean run {runs} of {count}, {len(alarms)} alarms")
+    looks = ", ".join(look.name for look in LOOKS)
+    print("\n".join([*alarms, *lost]))
+    print(f"{runs} clean runs of {len(models)} models (looks {looks}): {len(alarms)} alarms")
+    if arguments.json is not None:
+        facts = {"schema": "assay.clean", "schema_version": SCHEMA_VERSION, "runs": runs}
+        write_json(arguments.json, {**facts, "alarms": alarms, "lost": lost})
+    return 3 if lost or runs != count else int(bool(alarms))
 
 
 def choose(only: list[str], category: str | None) -> list[Fault]:
@@ -87,14 +128,6 @@ def choose(only: list[str], category: str | None) -> list[Fault]:
     return faults
 
 
-def outcome_of(name: str, value: Any, error: str) -> Outcome:
-    """The outcome of a process; one that ended without a word proves nothing."""
-    if error:
-        fault = load_faults()[name]
-        return Outcome(fault.id, fault.category, fault.tier, dead=error)
-    return Outcome(**{**value, "red": tuple(value["red"])})
-
-
 def catalogue(faults: list[Fault]) -> str:
     rows = [[f.category, f.id, f.tier, f.what] for f in faults]
     return tables.table(rows, ["category", "id", "tier", "what"])
@@ -109,12 +142,11 @@ def render(score: Score, problems: list[str]) -> str:
     columns = tables.width()
     lines = [f"{name:<32} {look:<13} {state:<9} {link}" for name, look, state, _, link in rows]
     elapsed_s = sum(outcome.elapsed_s for outcome in score.outcomes)
-    heads = ["category", "faults", "caught, fast", "caught, full", "right place"]
     return "\n".join(
         [
             *(tables.paragraph(line, columns, 4) for line in lines),
             "",
-            tables.table(score.rows(), heads),
+            score.table(),
             f"{len(score.outcomes)} faults, tier {score.tier}, {elapsed_s:.0f} s of processes",
             *problems,
             "ok" if not problems else f"{len(problems)} problems",

@@ -7,7 +7,7 @@ fault is known to the judge; `where` of the catalogue is only compared with what
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from backend_hip.device import open_device
 from backend_hip.runtimes.checking import Checking, set_checking
-from fixtures.faults import TIERS, Fault, find_fault
+from fixtures.faults import TIERS, Fault, find_fault, load_faults
 from reference.model import Model
 from reference.model.errors import AssayError, DeviceError, InputError
 from suites.harness.fault_models import fault_model
@@ -216,21 +216,9 @@ def run_named(name: str, tier: str) -> dict[str, Any]:
     return asdict(run_fault(find_fault(name), tier))
 
 
-@dataclass(frozen=True)
-class CleanRun:
-    """One seeded run of the engine as it is: any state but ok is a wrong alarm."""
-
-    model: str
-    look: Look
-
-
-def clean_runs(models: Sequence[str], count: int) -> Iterator[CleanRun]:
-    """`count` runs: every look of every model, then again with other prompts."""
-    for number in range(count):
-        turn, place = divmod(number, len(models) * len(LOOKS))
-        look = LOOKS[place // len(models)]
-        seed = 1000 * (turn + 1) + place
-        shuffle = look.checking.shuffle
-        checking = replace(look.checking, shuffle=None if shuffle is None else seed)
-        look = replace(look, seed=seed, checking=checking)
-        yield CleanRun(models[place % len(models)], look)
+def outcome_of(name: str, value: Any, error: str) -> Outcome:
+    """The outcome of a process; one that ended without a word proves nothing."""
+    if error:
+        fault = load_faults()[name]
+        return Outcome(fault.id, fault.category, fault.tier, dead=error)
+    return Outcome(**{**value, "red": tuple(value["red"])})

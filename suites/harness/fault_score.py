@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tabulate import tabulate
+
 from fixtures.faults import CATEGORIES
 from suites.harness.fault_run import Outcome
 
 MUST_CATCH_ALL = ("sampler", "control", "kv")
 """Categories whose faults both tiers must catch without exception."""
+HEADS = ("category", "faults", "caught, fast", "caught, full", "right place")
 FAST_SHARE = 0.95
 LOCALISED_SHARE = 0.95
 
@@ -84,6 +87,9 @@ class Score:
                 ]
             )
         return rows
+
+    def table(self) -> str:
+        return str(tabulate(self.rows(), HEADS))
 
 
 def score_of(outcomes: Sequence[Outcome], tier: str) -> Score:

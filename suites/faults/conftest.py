@@ -1,0 +1,77 @@
+"""Runs the catalogue once a session, in processes of their own, and prints the score at its end."""
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fixtures.faults import load_faults
+from suites.harness.fault_pool import Job, run_jobs
+from suites.harness.fault_run import Outcome, outcome_of, run_named
+from suites.harness.fault_score import Score, score_of
+
+SCORES: "pytest.StashKey[list[Score]]" = pytest.StashKey()
+
+
+class FaultRun:
+    """The outcomes of one tier, as they come; a test waits for the one that it is about."""
+
+    def __init__(self, names: list[str], tier: str) -> None:
+        self.names, self.tier = names, tier
+        self._outcomes: dict[str, Outcome] = {}
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        jobs = [Job(name, run_named, (name, self.tier)) for name in self.names]
+        for done in run_jobs(jobs):
+            with self._news:
+                outcome = outcome_of(done.job.name, done.value, done.error)
+                self._outcomes[done.job.name] = outcome
+                self._news.notify_all()
+
+    def outcome(self, name: str) -> Outcome:
+        with self._news:
+            self._news.wait_for(lambda: name in self._outcomes or not self._thread.is_alive(), 1800)
+            return self._outcomes[name]
+
+    def score(self) -> Score:
+        return score_of([self.outcome(name) for name in self.names], self.tier)
+
+
+def _fault_run(request: pytest.FixtureRequest, tier: str) -> Iterator[FaultRun]:
+    # Faults of another category or excluded by -k are not run.
+    wanted = {
+        _parameters(item)["fault"].id
+        for item in request.session.items
+        if "fault" in _parameters(item) and f"{tier}_run" in getattr(item, "fixturenames", ())
+    }
+    # Set here and not in the processes: NumPy reads it when they import it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    run = FaultRun([name for name in load_faults() if name in wanted], tier)
+    yield run
+    request.config.stash.setdefault(SCORES, []).append(run.score())
+
+
+def _parameters(item: Any) -> dict[str, Any]:
+    call = getattr(item, "callspec", None)
+    return {} if call is None else call.params
+
+
+@pytest.fixture(scope="session")
+def fast_run(request: pytest.FixtureRequest) -> Iterator[FaultRun]:
+    yield from _fault_run(request, "fast")
+
+
+@pytest.fixture(scope="session")
+def full_run(request: pytest.FixtureRequest) -> Iterator[FaultRun]:
+    yield from _fault_run(request, "full")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    for score in config.stash.get(SCORES, []):
+        terminalreporter.section(f"faults, {score.tier} tier")
+        terminalreporter.write_line(score.table())
