@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "capture.h"
+#include "checking.h"
 #include "error.h"
 #include "handles.h"
 #include "launch.h"
@@ -89,6 +90,7 @@ hipError_t submit(Stream& stream, Operation operation) {
       case Recorded::no: break;
     }
   }
+  if (auto* launch = std::get_if<LaunchOperation>(&operation)) launch->number = next_launch_number();
   return execute(operation);
 }
 

@@ -28,6 +28,7 @@ struct LaunchOperation {
   const Function* function;
   uint32_t grid[3];
   std::vector<uint64_t> arguments;  // the packed buffer, copied: the caller may change its own at once
+  uint64_t number = 0;              // 0 until submitted: each replay of a graph is a launch of its own
 };
 
 struct RecordOperation {
