@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -25,7 +25,9 @@ def checked(device: Device, checking: Checking) -> Iterator[None]:
     try:
         yield
     finally:
-        recover()  # a no-op unless an error stuck or work was left in a queue
+        with suppress(DeviceError):  # of the block, which has raised it already or was not interested
+            device.stream.synchronise()
+        recover()
         set_checking(before)
 
 

@@ -2,6 +2,7 @@
 
 #include "error.h"
 #include "hip_types.h"
+#include "queue.h"
 
 Checking checking;
 
@@ -12,6 +13,7 @@ uint64_t next_launch_number() {
 
 // Chooses what is checked from now on. hipErrorNotReady and no change while work is queued.
 ASSAY_API hipError_t assay_cpu_checking(int sanitize, int shuffle, uint64_t seed) {
+  if (!queue_is_empty()) return hipErrorNotReady;
   checking.sanitize = sanitize != 0;
   checking.shuffle = shuffle != 0;
   checking.seed = seed;
@@ -20,6 +22,7 @@ ASSAY_API hipError_t assay_cpu_checking(int sanitize, int shuffle, uint64_t seed
 
 // Makes the device usable again after a sticky error. What memory holds then proves nothing.
 ASSAY_API hipError_t assay_cpu_recover() {
+  drop_queue();
   forget_sticky();
   return hipSuccess;
 }

@@ -54,23 +54,22 @@ hipError_t pack_extra(const simt_cpu_kernel& kernel, void** extra, std::vector<u
 }
 }  // namespace
 
-hipError_t check_launch(const LaunchOperation& launch) {
-  std::string problem;
-  hipError_t error = hipSuccess;
-  if (launch.module->unloaded) {
-    problem = "its module was unloaded";
-    error = hipErrorInvalidDeviceFunction;
-  } else if (problem = find_bad_pointer(launch); !problem.empty()) {
-    error = hipErrorInvalidDevicePointer;
-  }
-  if (error != hipSuccess)
+Failure check_launch(const LaunchOperation& launch) {
+  if (launch.module->unloaded) return {hipErrorInvalidDeviceFunction, "its module was unloaded"};
+  std::string problem = find_bad_pointer(launch);
+  return {problem.empty() ? hipSuccess : hipErrorInvalidDevicePointer, std::move(problem)};
+}
+
+hipError_t refuse_bad_launch(const LaunchOperation& launch) {
+  const Failure failure = check_launch(launch);
+  if (failure.error != hipSuccess)
     complain("kernel %s (launch %llu): %s", launch.function->kernel->name,
-             static_cast<unsigned long long>(launch.number), problem.c_str());
-  return error;
+             static_cast<unsigned long long>(launch.number), failure.message.c_str());
+  return failure.error;
 }
 
 hipError_t run_launch(const LaunchOperation& launch) {
-  if (const hipError_t error = check_launch(launch); error != hipSuccess) return error;
+  if (const hipError_t error = refuse_bad_launch(launch); error != hipSuccess) return error;
   const GridLaunch grid{launch.function, reinterpret_cast<const unsigned char*>(launch.arguments.data()), launch.grid,
                         launch.number};
   const Failure failure = checking.shuffle ? run_repeatedly(grid, checking.seed) : run_grid(grid);
@@ -114,5 +113,5 @@ ASSAY_API hipError_t hipModuleLaunchKernel(hipFunction_t handle, unsigned grid_x
       std::memcpy(packed + kernel.parameters[i].offset, parameters[i], kernel.parameters[i].nbytes);
     }
   }
-  return finish(submit(*stream, std::move(launch)));
+  return finish(submit(stream, std::move(launch)));
 }

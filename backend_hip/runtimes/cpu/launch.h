@@ -2,8 +2,12 @@
 #pragma once
 
 #include "stream.h"
+#include "workers.h"
 
 hipError_t run_launch(const LaunchOperation& launch);
 
-// hipSuccess when the kernel is loaded and its pointers point into live memory; else says what is wrong.
-hipError_t check_launch(const LaunchOperation& launch);
+// What is wrong with a launch before it runs: its module was unloaded, a pointer points into no live memory.
+Failure check_launch(const LaunchOperation& launch);
+
+// The same, said on stderr.
+hipError_t refuse_bad_launch(const LaunchOperation& launch);
