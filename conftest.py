@@ -1,6 +1,6 @@
 """pytest's side of the suites: options, header, the device, models and engines.
 
-device           the opened device; one runtime a process
+device           the opened device; one runtime a process; checks what --shuffle, --sanitize say
 load             load(name) -> Model, cached; any name or path of the registry; without a published
                  model's package the test does not run
 engine_factory   engine_factory(model, **options) -> Engine, reset, closed for you
@@ -20,10 +20,18 @@ from threadpoolctl import ThreadpoolController
 
 from backend_hip import Device, Engine, open_device
 from backend_hip.runtimes import RuntimeInfo, select_runtime
+from backend_hip.runtimes.checking import require_checkable, set_checking
 from fixtures.registry import model_names, published_files, resolve_model
 from reference.model import Model, load_model
 from reference.model.errors import AssayError
-from suites.options import DEVICE_KIND, SELECTION, add_options, axis_value, read_selection
+from suites.options import (
+    DEVICE_KIND,
+    SELECTION,
+    add_options,
+    axis_value,
+    read_checking,
+    read_selection,
+)
 
 pytest_plugins = ["suites.benchmark.plugin"]
 
@@ -57,6 +65,10 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(
             f"--require-gpu: --device {device} means the cpu runtime here, expected a GPU"
         )
+    try:
+        require_checkable(runtime, read_checking(config.getoption))
+    except AssayError as error:
+        raise pytest.UsageError(str(error)) from None
     config.stash[RUNTIME] = runtime
     config.stash[DEVICE_KIND] = runtime.kind
 
@@ -77,7 +89,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if isinstance(runtime, str):
         return [f"assay: no runtime, tests that need a device do not run ({runtime})"]
     label = "emulated" if runtime.kind == "cpu" else runtime.kind
-    return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}"]
+    checking = read_checking(config.getoption).options
+    tail = f", {checking}" if checking else ""
+    return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}{tail}"]
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
@@ -162,6 +176,7 @@ def device(pytestconfig: pytest.Config) -> Iterator[Device]:
             pytest.fail(runtime, pytrace=False)
         _without_device(pytestconfig, runtime)
     with open_device(pytestconfig.getoption("--device")) as opened:
+        set_checking(read_checking(pytestconfig.getoption))
         yield opened
 
 

@@ -363,6 +363,11 @@ def open_device(device: str = "auto", *, progress: Progress | None = None) -> De
     return Device(runtime)
 
 
+def active_runtime() -> RuntimeInfo | None:
+    """The runtime that this process runs on, None before a device was opened."""
+    return _active
+
+
 def _require_identity(runtime: RuntimeInfo) -> None:
     """Refuses a library that is not the chosen one; a ROCm wheel would win over ROCM_PATH."""
     for library in (hip, hiprtc):

@@ -19,6 +19,8 @@ import pytest
 
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
+from backend_hip.runtimes.checking import Checking
+from suites.commands.common import shuffle_seed
 from suites.harness.protocol import PREFILL_MODES
 
 # Set by the root conftest for whoever makes cases.
@@ -151,10 +153,27 @@ def add_options(add: Callable[..., None]) -> None:
         help="fail where a GPU is missing instead of using the CPU runtime or skipping",
     )
     add(
+        "--shuffle",
+        type=shuffle_seed,
+        metavar="SEED",
+        help="the cpu runtime runs each launch in a seeded order and in its reverse; both must "
+        "leave the same memory (default: off)",
+    )
+    add(
+        "--sanitize",
+        action="store_true",
+        help="the cpu runtime runs stream work as late as HIP allows (default: off)",
+    )
+    add(
         "--benchmark",
         action="store_true",
         help="time the benchmarks (without it each runs once) and print their tables",
     )
+
+
+def read_checking(option: Callable[[str], Any]) -> Checking:
+    """What the session's device checks; `option` is pytest's config.getoption."""
+    return Checking(shuffle=option("--shuffle"), sanitize=option("--sanitize"))
 
 
 def read_selection(option: Callable[[str], Any]) -> Selection:

@@ -29,10 +29,11 @@ inline __attribute__((always_inline)) const simt_cpu_block* block() {
   return reinterpret_cast<const simt_cpu_block*>(stack_pointer() & ~(SIMT_CPU_REGION_NBYTES - 1));
 }
 
-template <class T> struct is_pointer { static constexpr bool value = false; };
-template <class T> struct is_pointer<T*> { static constexpr bool value = true; };
-template <class T> struct is_pointer<T* __restrict> { static constexpr bool value = true; };
-template <class T> struct is_pointer<T* const> { static constexpr bool value = true; };
+template <class T> struct kind_of { static constexpr unsigned value = SIMT_CPU_SCALAR; };
+template <class T> struct kind_of<T*> { static constexpr unsigned value = SIMT_CPU_POINTER; };
+template <class T> struct kind_of<const T*> { static constexpr unsigned value = SIMT_CPU_CONST_POINTER; };
+template <class T> struct kind_of<T* __restrict> : kind_of<T*> {};
+template <class T> struct kind_of<T* const> : kind_of<T*> {};
 
 template <unsigned... I> struct indices {};
 template <unsigned N, unsigned... I> struct make_indices : make_indices<N - 1, N - 1, I...> {};
@@ -49,11 +50,11 @@ struct signature {
   static constexpr table make() {
     table t{};
     const unsigned sizes[] = {static_cast<unsigned>(sizeof(A))..., 0};
-    const bool pointers[] = {is_pointer<A>::value..., false};
+    const unsigned kinds[] = {kind_of<A>::value..., SIMT_CPU_SCALAR};
     unsigned end = 0;
     for (unsigned i = 0; i < count; ++i) {
       const unsigned offset = (end + sizes[i] - 1) & ~(sizes[i] - 1);
-      t.rows[i] = {offset, sizes[i], pointers[i] ? 1u : 0u};
+      t.rows[i] = {offset, sizes[i], kinds[i]};
       end = offset + sizes[i];
     }
     t.rows[count] = {end, 0, 0};

@@ -3,7 +3,7 @@
 #ifndef ASSAY_SIMT_CPU_ABI_H
 #define ASSAY_SIMT_CPU_ABI_H
 
-#define SIMT_CPU_ABI 1u
+#define SIMT_CPU_ABI 2u
 
 // Each worker owns one region of address space, aligned to its size. It holds one slot per thread of a
 // block; a slot is guard, then stack, growing down from the slot's end. A thread's index and its region
@@ -18,10 +18,15 @@ struct simt_cpu_block {
   uint32_t grid_x, grid_y, grid_z;
 };
 
+// What a parameter is. A pointer must be null or device memory.
+#define SIMT_CPU_SCALAR 0u
+#define SIMT_CPU_POINTER 1u        // the kernel may write there
+#define SIMT_CPU_CONST_POINTER 2u  // to const: the kernel only reads there
+
 struct simt_cpu_parameter {
-  uint32_t offset;      // in the packed argument buffer, naturally aligned
-  uint32_t nbytes;      // 4 or 8
-  uint32_t is_pointer;  // 1: must be null or device memory
+  uint32_t offset;  // in the packed argument buffer, naturally aligned
+  uint32_t nbytes;  // 4 or 8
+  uint32_t kind;
 };
 
 struct simt_cpu_kernel {

@@ -21,7 +21,7 @@ from reference.model.errors import InputError, Unsupported
 DEVICES = ("auto", "amd", "cuda", "cpu")
 _AMD_DRIVER = Path("/dev/kfd")
 _ROCM = Path("/opt/rocm")
-_LIBRARY = "libamdhip64.so"
+LIBRARY = "libamdhip64.so"
 _THREADS = "ASSAY_CPU_THREADS"
 _MOST_THREADS = 1024
 
@@ -66,13 +66,13 @@ def select_runtime(device: str, *, progress: Callable[[str], None] | None = None
     if has_amd and device != "cpu" and not _has_rocm():
         if device == "amd":
             raise InputError(
-                f"device: amd was asked for and its driver is loaded, but ROCm's {_LIBRARY} is "
+                f"device: amd was asked for and its driver is loaded, but ROCm's {LIBRARY} is "
                 f"neither in {_rocm_folder() / 'lib'} nor where the loader searches; install ROCm, "
                 "set ROCM_PATH to its folder, or use --device cpu"
             )
         has_amd = False
         if progress is not None:
-            progress(f"{_AMD_DRIVER} is there but ROCm's {_LIBRARY} is not: running on the CPU")
+            progress(f"{_AMD_DRIVER} is there but ROCm's {LIBRARY} is not: running on the CPU")
     if has_amd and device != "cpu":
         return RuntimeInfo("amd", None, "hiprtc", f"the machine's ROCm ({_AMD_DRIVER})")
     _check_threads()
@@ -97,7 +97,7 @@ def _has_rocm() -> bool:
     loader = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     searched = [Path(folder) for folder in loader if folder]
     return (
-        any((folder / _LIBRARY).exists() for folder in (lib, *searched))
+        any((folder / LIBRARY).exists() for folder in (lib, *searched))
         or ctypes.util.find_library("amdhip64") is not None
     )
 

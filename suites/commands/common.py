@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.status import Status
 
 from backend_hip.runtimes import DEVICES
+from backend_hip.runtimes.checking import LARGEST_SEED, Checking, set_checking
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
@@ -106,6 +107,45 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="prompt tokens per command flow (default: --max-cols)",
     )
     add_kv(parser)
+    add_checking(parser)
+
+
+def add_checking(parser: argparse.ArgumentParser) -> None:
+    """What the CPU runtime checks while the engine runs."""
+    parser.add_argument(
+        "--shuffle",
+        type=shuffle_seed,
+        metavar="SEED",
+        help="run each launch in a seeded order of its threads and blocks and in the reverse; "
+        "both must leave the same memory (cpu runtime only; default: off)",
+    )
+    parser.add_argument(
+        "--sanitize",
+        action="store_true",
+        help="run stream work as late as HIP allows, so that what was not waited for is not there "
+        "(cpu runtime only; default: off)",
+    )
+
+
+def shuffle_seed(text: str) -> int:
+    """A seed from 0 to 2^64 - 1, as an argument's type."""
+    if not text.isdecimal() or len(text) > 20 or int(text) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"shuffle is {text!r}, expected a seed from 0 to 2^64 - 1")
+    return int(text)
+
+
+def require_engine_for_checks(arguments: argparse.Namespace) -> None:
+    """Refuses --shuffle and --sanitize for the reference, which has no launches to check."""
+    checking = checking_from(arguments)
+    if arguments.side == "reference" and checking.is_on:
+        raise InputError(
+            f"{checking.options}: --side is reference, expected engine because the checks are of "
+            "its launches"
+        )
+
+
+def checking_from(arguments: argparse.Namespace) -> Checking:
+    return Checking(shuffle=arguments.shuffle, sanitize=arguments.sanitize)
 
 
 def add_kv(parser: argparse.ArgumentParser) -> None:
@@ -211,11 +251,15 @@ def open_engine(
     batched_prefill: "BatchedPrefill" = "on",
     judge: "Callable[[PrefillPair], Any] | None" = None,
 ) -> "Engine":
-    """Opens the device and builds the engine as the options say. Loads the HIP runtime."""
+    """Opens the device, sets what it checks, builds the engine. Loads the HIP runtime.
+
+    Raises Unsupported for --shuffle or --sanitize on another runtime than the CPU's.
+    """
     from backend_hip.device import open_device
     from backend_hip.engine import Engine
 
     device = open_device(arguments.device, progress=progress)
+    set_checking(checking_from(arguments))
     return Engine(
         model,
         device,

@@ -1,10 +1,11 @@
 """`assay validate MODEL`: reference against engine, mode against mode, link by link."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from backend_hip.runtimes.checking import Checking
 from reference.model import Model
 from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine
@@ -117,6 +118,7 @@ def _with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, lab
         "runtime": label,
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or arguments.max_cols,
+        **common.checking_from(arguments).facts(),
     }
     return Verdict(verdict.checks, run={**facts, **verdict.run}, notes=verdict.notes)
 
@@ -137,7 +139,7 @@ def render(verdict: Verdict, model: Model, columns: int) -> str:
             "engine",
             f"runtime {run['runtime']}, path {run.get('path', '')}, KV "
             f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
-            f"chunk {run['chunk']}",
+            f"chunk {run['chunk']}{_checked(run)}",
         ),
         entry("prompt", f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}"),
         entry("traced", ", ".join(f"{mode} ({n} tokens)" for mode, n in lengths.items())),
@@ -155,6 +157,12 @@ def render(verdict: Verdict, model: Model, columns: int) -> str:
         lines.append(entry("detail", broken.detail))
     lines.append(verdict.summary())
     return "\n".join(lines)
+
+
+def _checked(run: Mapping[str, Any]) -> str:
+    """What the runtime checked besides, as a tail of the engine's line."""
+    options = Checking(run.get("shuffle"), run.get("sanitize", False)).options
+    return f", {options}" if options else ""
 
 
 def _ids(tokens: list[int]) -> str:

@@ -22,7 +22,7 @@ class FaultCase:
 FAULTS = [
     FaultCase("exit-before-barrier", "launch(kernel('leave_before_barrier'), (1,1,1))",
               "hipErrorLaunchFailure",
-              ("kernel leave_before_barrier, block (0, 0, 0): thread 9 has returned",
+              ("kernel leave_before_barrier (launch 2), block (0, 0, 0): thread 9 has returned",
                "block barrier")),
     FaultCase("exit-before-wave-sum", "launch(kernel('leave_before_sum'), (1,1,1), d)",
               "hipErrorLaunchFailure",
@@ -40,7 +40,7 @@ FAULTS = [
               "hipErrorIllegalAddress", ("kernel shared_overrun", "shared array number 0")),
     FaultCase("write-past-end", "launch(kernel('write_at'), (3,1,1), d, ctypes.c_int64(256))",
               "hipErrorIllegalAddress",
-              ("kernel write_at, block (1, 0, 0), thread 5", "0 bytes past the end")),
+              ("kernel write_at (launch 2), block (1, 0, 0), thread 5", "0 bytes past the end")),
     FaultCase("write-16-past-odd-end",
               "e = device_memory(250); launch(kernel('write_at'), (3,1,1), e, ctypes.c_int64(266))",
               "hipErrorIllegalAddress", ("kernel write_at", "16 bytes past the end", "250 bytes")),

@@ -9,7 +9,7 @@ namespace {
 thread_local hipError_t last_error = hipSuccess;
 std::atomic<hipError_t> sticky{hipSuccess};
 std::mutex sticky_mutex;
-char sticky_text[1024];  // written once, before `sticky` is
+char sticky_text[1024];  // written before `sticky` is
 
 const char* text_of(hipError_t error) {
   switch (error) {
@@ -60,6 +60,12 @@ hipError_t set_sticky(hipError_t error, const std::string& text) {
 }
 
 hipError_t sticky_error() { return sticky.load(std::memory_order_acquire); }
+
+void forget_sticky() {
+  const std::lock_guard lock(sticky_mutex);
+  sticky.store(hipSuccess, std::memory_order_release);
+  last_error = hipSuccess;
+}
 
 ASSAY_API hipError_t hipGetLastError() {
   if (const hipError_t error = sticky_error(); error != hipSuccess) return error;

@@ -15,6 +15,7 @@ void complain(const char* format, ...) __attribute__((format(printf, 1, 2)));
 // as on a GPU. Reports `text` on stderr; hipGetErrorString(error) carries it too. The first one stays.
 hipError_t set_sticky(hipError_t error, const std::string& text);
 hipError_t sticky_error();
+void forget_sticky();
 
 // For entry points: leave at once when the device is lost.
 #define ASSAY_CHECK_DEVICE()                                    \

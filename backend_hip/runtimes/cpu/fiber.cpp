@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "meeting.h"
+#include "order.h"
 #include "wave.h"
 
 namespace {
@@ -19,7 +21,7 @@ static_assert(kSlot - kStackBegin - kColours == 64 * 1024, "a stack has 64 KiB")
 static_assert(sizeof(Region) <= kHeader);
 constexpr uint64_t kSharedMapping = 2 * kSharedNbytes;  // arrays, their fences, alignment
 constexpr uint32_t kFence = 64;                         // after each shared array
-constexpr unsigned char kPoison = 0xFF, kFenceByte = 0xA5;
+constexpr unsigned char kFenceByte = 0xA5;
 
 inline uint64_t stack_pointer() {
   uint64_t sp;
@@ -46,9 +48,8 @@ uint64_t slot_base(const Region& region, uint32_t thread) {
 [[noreturn]] void abandon(Region& region, hipError_t error, const char* format, ...)
     __attribute__((format(printf, 3, 4)));
 void abandon(Region& region, hipError_t error, const char* format, ...) {
-  const int prefix = std::snprintf(region.message, sizeof region.message, "kernel %s, block (%u, %u, %u): ",
-                                   region.kernel->name, region.block.block_x, region.block.block_y,
-                                   region.block.block_z);
+  int prefix = name_block(region, region.message, sizeof region.message);
+  prefix += std::snprintf(region.message + prefix, sizeof region.message - static_cast<size_t>(prefix), ": ");
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(region.message + prefix, sizeof region.message - static_cast<size_t>(prefix), format, arguments);
@@ -70,8 +71,10 @@ const char* describe(uint32_t meeting) {
   return "waits elsewhere";
 }
 
-[[noreturn]] __attribute__((cold, noinline)) void diverged(Region& region, const char* group, uint32_t thread,
-                                                           uint32_t meeting, uint32_t first, uint32_t expected) {
+}  // namespace
+
+__attribute__((cold, noinline)) void diverged(Region& region, const char* group, uint32_t thread, uint32_t meeting,
+                                              uint32_t first, uint32_t expected) {
   char columns[64] = "";
   if ((meeting & 0xFF) == kWaveSum && (expected & 0xFF) == kWaveSum)
     std::snprintf(columns, sizeof columns, " (over %u and %u columns)", meeting >> 8, expected >> 8);
@@ -80,7 +83,6 @@ const char* describe(uint32_t meeting) {
           describe(meeting), first, group, describe(expected), columns);
 }
 
-// Does a complete wave's work; all its lanes wait.
 void complete_wave(Region& region, uint32_t first, uint32_t meeting) {
   const uint32_t lanes = region.wave_size;
   switch (meeting & 0xFF) {
@@ -100,12 +102,10 @@ void complete_wave(Region& region, uint32_t first, uint32_t meeting) {
   }
 }
 
-inline void hand_over(Region& region, uint32_t from, uint32_t to) {
-  assay_fiber_switch(&region.stack[from], region.stack[to]);
-}
-
+namespace {
 // Arrives at a meeting and returns when all have. The calling thread's stack is suspended meanwhile.
 inline void meet(Region& region, uint32_t thread, uint32_t meeting) {
+  if (region.order != nullptr) [[unlikely]] return region.order->meet(region, thread, meeting);
   const uint32_t wave_size = region.wave_size;
   const uint32_t lane = thread & (wave_size - 1);
   if (lane == 0) {
@@ -126,7 +126,7 @@ inline void meet(Region& region, uint32_t thread, uint32_t meeting) {
     diverged(region, "block", thread, meeting, 0, region.block_meeting);
   if (thread != region.threads - 1) return hand_over(region, thread, thread + 1);
   if (meeting == kBlockBarrier) return hand_over(region, thread, 0);
-  assay_fiber_switch(&region.stack[thread], region.main_stack);  // the block is finished
+  leave_block(region, thread);
 }
 
 [[noreturn]] void fiber_main() {
@@ -207,7 +207,7 @@ void* service_shared(const void* site, uint64_t nbytes) {
             static_cast<unsigned long long>(total), region.site_count + 1, kSharedNbytes, kMaxSharedSites);
   const uint32_t offset = region.shared_used;
   unsigned char* array = region.shared + offset;
-  std::memset(array, kPoison, nbytes);
+  std::memset(array, region.order != nullptr ? region.order->poison : kSharedPoison, nbytes);
   std::memset(array + nbytes, kFenceByte, kFence);
   region.sites[region.site_count++] = {site, offset, static_cast<uint32_t>(nbytes)};
   region.shared_used = static_cast<uint32_t>((offset + nbytes + kFence + 63) & ~uint64_t{63});
@@ -221,10 +221,9 @@ hipError_t check_fences(Region& region) {
   for (uint32_t i = 0; i < region.site_count; ++i) {
     const SharedSite& site = region.sites[i];
     if (std::memcmp(region.shared + site.offset + site.nbytes, intact, kFence) == 0) continue;
-    std::snprintf(region.message, sizeof region.message,
-                  "kernel %s, block (%u, %u, %u): a write went past the end of the shared array number %u of %u bytes",
-                  region.kernel->name, region.block.block_x, region.block.block_y, region.block.block_z, i,
-                  site.nbytes);
+    const int prefix = name_block(region, region.message, sizeof region.message);
+    std::snprintf(region.message + prefix, sizeof region.message - static_cast<size_t>(prefix),
+                  ": a write went past the end of the shared array number %u of %u bytes", i, site.nbytes);
     region.failed = 1;
     return region.failure = hipErrorIllegalAddress;
   }
@@ -236,6 +235,12 @@ const simt_cpu_services& fiber_services() {
   static constexpr simt_cpu_services services{service_sync,     service_wave_sync, service_wave_sum,
                                               service_wave_max, service_shuffle,   service_shared};
   return services;
+}
+
+int name_block(const Region& region, char* text, size_t nbytes) {
+  return std::snprintf(text, nbytes, "kernel %.200s (launch %llu), block (%u, %u, %u)", region.kernel->name,
+                       static_cast<unsigned long long>(region.launch), region.block.block_x, region.block.block_y,
+                       region.block.block_z);
 }
 
 int guard_of(const Region& region, uint64_t address) {
@@ -275,10 +280,12 @@ void destroy_region(Region* region) {
 }
 
 hipError_t begin_launch(Region& region, const simt_cpu_kernel& kernel, const unsigned char* arguments,
-                        const uint32_t grid[3]) {
+                        const uint32_t grid[3], uint64_t launch, Order* order) {
   if (!commit_stacks(region, kernel.block)) return hipErrorOutOfMemory;
   region.kernel = &kernel;
   region.arguments = arguments;
+  region.launch = launch;
+  region.order = order;
   region.threads = kernel.block;
   region.wave_size = kernel.wave;
   region.block.grid_x = grid[0];
@@ -296,8 +303,9 @@ hipError_t run_block(Region& region, uint32_t x, uint32_t y, uint32_t z) {
   region.site_count = region.shared_used = 0;
   for (; region.fibers_ready < region.threads; ++region.fibers_ready)
     region.stack[region.fibers_ready] = initial_stack(region, region.fibers_ready);
+  const uint32_t first = region.order != nullptr ? region.order->begin_block() : 0;
   region.running = 1;
-  assay_fiber_switch(&region.main_stack, region.stack[0]);
+  assay_fiber_switch(&region.main_stack, region.stack[first]);
   region.running = 0;
   if (region.failed != 0) {
     region.fibers_ready = 0;

@@ -3,8 +3,9 @@
 // Lanes of a wave run in order, from one meeting to the next: a lane that arrives hands over to the next
 // lane, the last one checks that all arrived at the same meeting, does its work for the whole wave and hands
 // over to lane 0. Block barriers do the same with waves. There is no scheduler, no queue and no state to
-// search: who runs next follows from the index. Fibers live for the whole life of their worker: the end of a
-// kernel is one more meeting, after which the same fibers run the next block.
+// search: who runs next follows from the index. (A launch under --shuffle asks its Order instead.) Fibers
+// live for the whole life of their worker: the end of a kernel is one more meeting, after which the same
+// fibers run the next block.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@
 
 #include "hip_types.h"
 #include "simt_cpu_abi.h"
+
+class Order;
 
 constexpr uint32_t kSharedNbytes = 65536;
 constexpr uint32_t kMaxSharedSites = 64;
@@ -36,6 +39,8 @@ struct Region {
   simt_cpu_block block;
   const simt_cpu_kernel* kernel;
   const unsigned char* arguments;
+  Order* order;     // null: by index
+  uint64_t launch;  // its number, for messages
   uint32_t threads, wave_size;
   uint32_t wave_meeting;   // set by the first lane of the running wave
   uint32_t block_meeting;  // set by the first wave
@@ -63,9 +68,12 @@ void destroy_region(Region* region);
 // Runs one block. On failure the message is in the region and every fiber is forgotten, not unwound.
 hipError_t run_block(Region& region, uint32_t x, uint32_t y, uint32_t z);
 
-// Prepares the region for the blocks of one launch.
+// Prepares the region for the blocks of one launch; `order` is null or outlives them.
 hipError_t begin_launch(Region& region, const simt_cpu_kernel& kernel, const unsigned char* arguments,
-                        const uint32_t grid[3]);
+                        const uint32_t grid[3], uint64_t launch, Order* order);
+
+// "kernel argmax (launch 17), block (0, 0, 0)": how every report begins. Returns the length.
+int name_block(const Region& region, char* text, size_t nbytes);
 
 const simt_cpu_services& fiber_services();
 

@@ -125,7 +125,7 @@ hipError_t capture_wait(const std::shared_ptr<Stream>& stream, Event& event, boo
   handled = captured || stream->capture != nullptr;
   if (!handled) return hipSuccess;
   if (!captured) {  // a captured stream may not depend on work that will not be in the graph
-    if (event.recorded_ns < 0) return hipSuccess;
+    if (event.recorded_ns < 0 && event.last_record == 0) return hipSuccess;
     stream->capture->invalid = true;
     return hipErrorStreamCaptureIsolation;
   }
@@ -230,7 +230,7 @@ ASSAY_API hipError_t hipGraphLaunch(hipGraphExec_t handle, hipStream_t stream_ha
   if (executable == nullptr || stream == nullptr) return finish(hipErrorInvalidHandle);
   const FaultScope scope;  // one installation of the handlers for all nodes
   for (const Operation& node : executable->nodes)
-    if (const hipError_t error = submit(*stream, node); error != hipSuccess) return finish(error);
+    if (const hipError_t error = submit(stream, node, Manner::replayed); error != hipSuccess) return finish(error);
   return finish(hipSuccess);
 }
 

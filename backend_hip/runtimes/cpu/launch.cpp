@@ -3,27 +3,32 @@
 #include <cstdio>
 #include <cstring>
 
+#include "checking.h"
 #include "error.h"
 #include "fiber.h"
 #include "memory.h"
 #include "module.h"
+#include "repeat.h"
 #include "workers.h"
 
 namespace {
 constexpr uint64_t kMaxGrid = 2147483647;  // per dimension, and blocks in all
 
 // Pointers were accepted as numbers; on a GPU a host address faults, here it would silently work.
-hipError_t check_pointers(const simt_cpu_kernel& kernel, const unsigned char* arguments) {
+std::string find_bad_pointer(const LaunchOperation& launch) {
+  const simt_cpu_kernel& kernel = *launch.function->kernel;
+  const auto* arguments = reinterpret_cast<const unsigned char*>(launch.arguments.data());
   for (uint32_t i = 0; i < kernel.parameter_count; ++i) {
-    if (kernel.parameters[i].is_pointer == 0) continue;
+    if (kernel.parameters[i].kind == SIMT_CPU_SCALAR) continue;
     void* pointer;
     std::memcpy(&pointer, arguments + kernel.parameters[i].offset, sizeof pointer);
     if (pointer == nullptr || find_range(pointer, true).place != Place::host) continue;
-    complain("hipModuleLaunchKernel: kernel %s: argument %u is %p, expected null or a pointer into a live device "
-             "or pinned allocation", kernel.name, i, pointer);
-    return hipErrorInvalidDevicePointer;
+    char text[200];
+    std::snprintf(text, sizeof text, "argument %u is %p, expected null or a pointer into a live device or pinned "
+                  "allocation", i, pointer);
+    return text;
   }
-  return hipSuccess;
+  return "";
 }
 
 hipError_t pack_extra(const simt_cpu_kernel& kernel, void** extra, std::vector<uint64_t>& packed) {
@@ -49,15 +54,26 @@ hipError_t pack_extra(const simt_cpu_kernel& kernel, void** extra, std::vector<u
 }
 }  // namespace
 
+Failure check_launch(const LaunchOperation& launch) {
+  if (launch.module->unloaded) return {hipErrorInvalidDeviceFunction, "its module was unloaded"};
+  std::string problem = find_bad_pointer(launch);
+  return {problem.empty() ? hipSuccess : hipErrorInvalidDevicePointer, std::move(problem)};
+}
+
+hipError_t refuse_bad_launch(const LaunchOperation& launch) {
+  const Failure failure = check_launch(launch);
+  if (failure.error != hipSuccess)
+    complain("kernel %s (launch %llu): %s", launch.function->kernel->name,
+             static_cast<unsigned long long>(launch.number), failure.message.c_str());
+  return failure.error;
+}
+
 hipError_t run_launch(const LaunchOperation& launch) {
-  const simt_cpu_kernel& kernel = *launch.function->kernel;
-  if (launch.module->unloaded) {
-    complain("hipGraphLaunch: the module of kernel %s was unloaded", kernel.name);
-    return hipErrorInvalidDeviceFunction;
-  }
-  const auto* arguments = reinterpret_cast<const unsigned char*>(launch.arguments.data());
-  if (const hipError_t error = check_pointers(kernel, arguments); error != hipSuccess) return error;
-  return run_grid(*launch.function, arguments, launch.grid);
+  if (const hipError_t error = refuse_bad_launch(launch); error != hipSuccess) return error;
+  const GridLaunch grid{launch.function, reinterpret_cast<const unsigned char*>(launch.arguments.data()), launch.grid,
+                        launch.number};
+  const Failure failure = checking.shuffle ? run_repeatedly(grid, checking.seed) : run_grid(grid);
+  return failure.error == hipSuccess ? hipSuccess : set_sticky(failure.error, failure.message);
 }
 
 ASSAY_API hipError_t hipModuleLaunchKernel(hipFunction_t handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -83,7 +99,7 @@ ASSAY_API hipError_t hipModuleLaunchKernel(hipFunction_t handle, unsigned grid_x
              "theirs with SIMT_SHARED", kernel.name, shared_nbytes);
     return finish(hipErrorInvalidValue);
   }
-  LaunchOperation launch{std::move(module), function, {grid_x, grid_y, grid_z}, {}};
+  LaunchOperation launch{std::move(module), function, {grid_x, grid_y, grid_z}, {}, 0};
   launch.arguments.resize((kernel.argument_nbytes + 7) / 8);
   if (parameters != nullptr && extra != nullptr) return finish(hipErrorInvalidValue);
   if (extra != nullptr) {
@@ -97,5 +113,5 @@ ASSAY_API hipError_t hipModuleLaunchKernel(hipFunction_t handle, unsigned grid_x
       std::memcpy(packed + kernel.parameters[i].offset, parameters[i], kernel.parameters[i].nbytes);
     }
   }
-  return finish(submit(*stream, std::move(launch)));
+  return finish(submit(stream, std::move(launch)));
 }

@@ -14,6 +14,7 @@
 
 #include "capture.h"
 #include "error.h"
+#include "queue.h"
 
 namespace {
 constexpr size_t kAlignment = 16;         // what the end of an allocation is rounded to
@@ -111,6 +112,8 @@ size_t damage(const unsigned char* from, const unsigned char* to) {
 
 hipError_t release(void* pointer, Place place) {
   if (pointer == nullptr) return hipSuccess;
+  // Freeing waits for the whole device, as HIP documents.
+  if (const hipError_t lost = complete_all(); lost != hipSuccess) return lost;
   Allocation a{};
   {
     const std::unique_lock lock(mutex);

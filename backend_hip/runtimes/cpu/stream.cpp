@@ -4,10 +4,12 @@
 #include <cstring>
 
 #include "capture.h"
+#include "checking.h"
 #include "error.h"
 #include "handles.h"
 #include "launch.h"
 #include "memory.h"
+#include "queue.h"
 
 namespace {
 // Never destroyed: Python may release streams after this library's static destructors would have run.
@@ -57,15 +59,19 @@ hipError_t run(const RecordOperation& record) {
   return hipSuccess;
 }
 
-hipError_t copy(void* dst, const void* src, size_t nbytes, hipMemcpyKind kind, Stream& stream) {
+hipError_t run(const WaitOperation&) { return hipSuccess; }
+
+hipError_t copy(void* dst, const void* src, size_t nbytes, hipMemcpyKind kind, const std::shared_ptr<Stream>& stream,
+                Manner manner) {
   if (const hipError_t error = check_copy(dst, src, nbytes, kind); error != hipSuccess) return error;
-  return submit(stream, CopyOperation{dst, src, nbytes, kind});
+  return submit(stream, CopyOperation{dst, src, nbytes, kind}, manner);
 }
 
-hipError_t fill(void* dst, uint32_t value, uint32_t value_nbytes, size_t count, Stream& stream) {
+hipError_t fill(void* dst, uint32_t value, uint32_t value_nbytes, size_t count, const std::shared_ptr<Stream>& stream,
+                Manner manner) {
   if (count > SIZE_MAX / value_nbytes) return hipErrorInvalidValue;
   if (const hipError_t error = check_fill(dst, count * value_nbytes); error != hipSuccess) return error;
-  return submit(stream, FillOperation{dst, value, value_nbytes, count});
+  return submit(stream, FillOperation{dst, value, value_nbytes, count}, manner);
 }
 }  // namespace
 
@@ -79,18 +85,22 @@ hipError_t execute(const Operation& operation) {
   return std::visit([](const auto& each) { return run(each); }, operation);
 }
 
-hipError_t submit(Stream& stream, Operation operation) {
-  if (is_null_stream(stream)) {
+hipError_t submit(const std::shared_ptr<Stream>& stream, Operation operation, Manner manner) {
+  if (is_null_stream(*stream)) {
     if (const hipError_t error = forbid_null_stream_in_capture(); error != hipSuccess) return error;
   } else {
-    switch (record(stream, operation)) {
+    switch (record(*stream, operation)) {
       case Recorded::yes: return hipSuccess;
       case Recorded::refused: return hipErrorStreamCaptureInvalidated;
       case Recorded::no: break;
     }
   }
-  return execute(operation);
+  if (auto* launch = std::get_if<LaunchOperation>(&operation)) launch->number = next_launch_number();
+  return checking.sanitize ? defer(stream, std::move(operation), manner) : execute(operation);
 }
+
+// A query's answer: "not ready" is no failed call.
+static hipError_t answer(hipError_t error) { return error == hipErrorNotReady ? error : finish(error); }
 
 #define ASSAY_STREAM(name, handle)                  \
   const std::shared_ptr<Stream> name = find_stream(handle); \
@@ -104,38 +114,38 @@ hipError_t submit(Stream& stream, Operation operation) {
 ASSAY_API hipError_t hipMemcpy(void* dst, const void* src, size_t nbytes, hipMemcpyKind kind) {
   ASSAY_CHECK_DEVICE();
   ASSAY_FORBID_SYNCHRONOUS();
-  return finish(copy(dst, src, nbytes, kind, *null_stream()));
+  return finish(copy(dst, src, nbytes, kind, null_stream(), Manner::blocking));
 }
 
 ASSAY_API hipError_t hipMemcpyAsync(void* dst, const void* src, size_t nbytes, hipMemcpyKind kind,
                                     hipStream_t handle) {
   ASSAY_CHECK_DEVICE();
   ASSAY_STREAM(stream, handle);
-  return finish(copy(dst, src, nbytes, kind, *stream));
+  return finish(copy(dst, src, nbytes, kind, stream, Manner::asynchronous));
 }
 
 ASSAY_API hipError_t hipMemset(void* dst, int value, size_t nbytes) {
   ASSAY_CHECK_DEVICE();
   ASSAY_FORBID_SYNCHRONOUS();
-  return finish(fill(dst, static_cast<unsigned char>(value), 1, nbytes, *null_stream()));
+  return finish(fill(dst, static_cast<unsigned char>(value), 1, nbytes, null_stream(), Manner::blocking));
 }
 
 ASSAY_API hipError_t hipMemsetAsync(void* dst, int value, size_t nbytes, hipStream_t handle) {
   ASSAY_CHECK_DEVICE();
   ASSAY_STREAM(stream, handle);
-  return finish(fill(dst, static_cast<unsigned char>(value), 1, nbytes, *stream));
+  return finish(fill(dst, static_cast<unsigned char>(value), 1, nbytes, stream, Manner::asynchronous));
 }
 
 ASSAY_API hipError_t hipMemsetD32(void* dst, int value, size_t count) {
   ASSAY_CHECK_DEVICE();
   ASSAY_FORBID_SYNCHRONOUS();
-  return finish(fill(dst, static_cast<uint32_t>(value), 4, count, *null_stream()));
+  return finish(fill(dst, static_cast<uint32_t>(value), 4, count, null_stream(), Manner::blocking));
 }
 
 ASSAY_API hipError_t hipMemsetD32Async(void* dst, int value, size_t count, hipStream_t handle) {
   ASSAY_CHECK_DEVICE();
   ASSAY_STREAM(stream, handle);
-  return finish(fill(dst, static_cast<uint32_t>(value), 4, count, *stream));
+  return finish(fill(dst, static_cast<uint32_t>(value), 4, count, stream, Manner::asynchronous));
 }
 
 ASSAY_API hipError_t hipStreamCreateWithFlags(hipStream_t* out, unsigned flags) {
@@ -162,15 +172,21 @@ ASSAY_API hipError_t hipStreamSynchronize(hipStream_t handle) {
   ASSAY_STREAM(stream, handle);
   const hipError_t error =
       is_null_stream(*stream) ? forbid_null_stream_in_capture() : forbid_on_capturing(*stream);
-  return finish(error);
+  return finish(error != hipSuccess ? error : complete_stream(*stream));
 }
 
-ASSAY_API hipError_t hipStreamQuery(hipStream_t handle) { return hipStreamSynchronize(handle); }
+ASSAY_API hipError_t hipStreamQuery(hipStream_t handle) {
+  ASSAY_CHECK_DEVICE();
+  ASSAY_STREAM(stream, handle);
+  const hipError_t error =
+      is_null_stream(*stream) ? forbid_null_stream_in_capture() : forbid_on_capturing(*stream);
+  return answer(error != hipSuccess ? error : query_stream(*stream));
+}
 
 ASSAY_API hipError_t hipDeviceSynchronize() {
   ASSAY_CHECK_DEVICE();
   ASSAY_FORBID_IN_CAPTURE();
-  return finish(hipSuccess);
+  return finish(complete_all());
 }
 
 ASSAY_API hipError_t hipStreamWaitEvent(hipStream_t handle, hipEvent_t event_handle, unsigned flags) {
@@ -179,7 +195,11 @@ ASSAY_API hipError_t hipStreamWaitEvent(hipStream_t handle, hipEvent_t event_han
   ASSAY_STREAM(stream, handle);
   ASSAY_EVENT(event, event_handle);
   bool handled = false;
-  return finish(capture_wait(stream, *event, handled));  // otherwise nothing to wait for: work ran at once
+  const hipError_t error = capture_wait(stream, *event, handled);
+  // Without a queue there is nothing to wait for: work ran at once.
+  if (!handled && error == hipSuccess && is_queued(event->last_record))
+    enqueue(stream, WaitOperation{}, false, {event->last_record});
+  return finish(error);
 }
 
 ASSAY_API hipError_t hipEventCreateWithFlags(hipEvent_t* out, unsigned flags) {
@@ -203,16 +223,20 @@ ASSAY_API hipError_t hipEventRecord(hipEvent_t handle, hipStream_t stream_handle
   ASSAY_EVENT(event, handle);
   bool handled = false;
   const hipError_t error = capture_event(*stream, *event, handled);
-  return finish(handled || error != hipSuccess ? error : submit(*stream, RecordOperation{event}));
+  return finish(handled || error != hipSuccess ? error : submit(stream, RecordOperation{event}));
 }
 
 ASSAY_API hipError_t hipEventSynchronize(hipEvent_t handle) {
   ASSAY_CHECK_DEVICE();
   ASSAY_EVENT(event, handle);
-  return finish(is_captured(*event) ? hipErrorCapturedEvent : hipSuccess);
+  return finish(is_captured(*event) ? hipErrorCapturedEvent : complete(event->last_record));
 }
 
-ASSAY_API hipError_t hipEventQuery(hipEvent_t handle) { return hipEventSynchronize(handle); }
+ASSAY_API hipError_t hipEventQuery(hipEvent_t handle) {
+  ASSAY_CHECK_DEVICE();
+  ASSAY_EVENT(event, handle);
+  return answer(is_captured(*event) ? hipErrorCapturedEvent : query(event->last_record));
+}
 
 ASSAY_API hipError_t hipEventElapsedTime(float* out_ms, hipEvent_t start_handle, hipEvent_t stop_handle) {
   ASSAY_CHECK_DEVICE();
@@ -220,6 +244,7 @@ ASSAY_API hipError_t hipEventElapsedTime(float* out_ms, hipEvent_t start_handle,
   ASSAY_EVENT(start, start_handle);
   ASSAY_EVENT(stop, stop_handle);
   if (is_captured(*start) || is_captured(*stop)) return finish(hipErrorCapturedEvent);
+  if (is_queued(start->last_record) || is_queued(stop->last_record)) return hipErrorNotReady;
   const bool timed = ((start->flags | stop->flags) & kEventDisableTiming) == 0;
   if (!timed || start->recorded_ns < 0 || stop->recorded_ns < 0) return finish(hipErrorInvalidHandle);
   *out_ms = static_cast<float>(static_cast<double>(stop->recorded_ns - start->recorded_ns) * 1e-6);

@@ -17,21 +17,20 @@
 #include "fault.h"
 #include "fiber.h"
 #include "memory.h"
+#include "order.h"
 
 namespace {
 constexpr unsigned kMaxWorkers = 16;
 constexpr double kWorthWakingNs = 40e3;  // work left below which waking another thread costs more than it saves
 
 struct Job {
-  const Function* function;
-  const unsigned char* arguments;
-  const uint32_t* grid;
-  uint32_t blocks;
+  explicit Job(const GridLaunch& asked) : launch(asked), blocks(asked.block_count()) {}
+  const GridLaunch& launch;
+  const uint32_t blocks;
   std::atomic<uint32_t> next{0};
   std::atomic<bool> failed{false};
   std::mutex mutex;
-  hipError_t error = hipSuccess;  // guarded by `mutex`
-  std::string message;
+  Failure failure;  // guarded by `mutex`
 };
 
 double now_ns() {
@@ -63,12 +62,12 @@ class FloatEnvironment {
 };
 
 std::string describe_fault(const Region& region) {
-  char text[400];
+  char text[500];
   const int guard = guard_of(region, region.fault_address);
   const char* access = region.fault_is_write != 0 ? "write to" : "access to";
-  std::snprintf(text, sizeof text, "kernel %s, block (%u, %u, %u), thread %u: %s 0x%llx", region.kernel->name,
-                region.block.block_x, region.block.block_y, region.block.block_z, region.fault_thread,
-                guard >= 0 ? "stack overflow (64 KiB): access to" : access,
+  const int prefix = name_block(region, text, sizeof text);
+  std::snprintf(text + prefix, sizeof text - static_cast<size_t>(prefix), ", thread %u: %s 0x%llx",
+                region.fault_thread, guard >= 0 ? "stack overflow (64 KiB): access to" : access,
                 static_cast<unsigned long long>(region.fault_address));
   std::string report = text;
   if (const std::string place = describe_address(region.fault_address); !place.empty()) report += ", " + place;
@@ -78,14 +77,13 @@ std::string describe_fault(const Region& region) {
 void fail(Job& job, hipError_t error, std::string message) {
   const std::lock_guard lock(job.mutex);
   job.failed = true;
-  if (job.error != hipSuccess) return;  // one report a launch: the first
-  job.error = error;
-  job.message = std::move(message);
+  if (job.failure.error != hipSuccess) return;  // one report a launch: the first
+  job.failure = {error, std::move(message)};
 }
 
 // Runs one block; false when the launch has failed.
 bool run_one(Job& job, Region& region, uint32_t index) {
-  const uint32_t gx = job.grid[0], gy = job.grid[1];
+  const uint32_t gx = job.launch.grid[0], gy = job.launch.grid[1];
   const hipError_t error = run_block(region, index % gx, index / gx % gy, index / gx / gy);
   if (error == hipSuccess) return true;
   fail(job, error, region.message[0] != '\0' ? region.message : describe_fault(region));
@@ -113,12 +111,24 @@ Region* own_region() {
   return owner.region;
 }
 
-void take_part(Job& job) {
+// The calling thread's region, ready for the job's blocks; null when the job has failed.
+Region* begin_job(Job& job, Order* order) {
   Region* region = own_region();
-  if (region == nullptr) return fail(job, hipErrorOutOfMemory, "no address space for the fibers' stacks");
-  if (const hipError_t error = begin_launch(*region, *job.function->kernel, job.arguments, job.grid);
-      error != hipSuccess)
-    return fail(job, error, "no memory for the fibers' stacks");
+  if (region == nullptr) {
+    fail(job, hipErrorOutOfMemory, "no address space for the fibers' stacks");
+    return nullptr;
+  }
+  const GridLaunch& launch = job.launch;
+  const hipError_t error =
+      begin_launch(*region, *launch.function->kernel, launch.arguments, launch.grid, launch.number, order);
+  if (error == hipSuccess) return region;
+  fail(job, error, "no memory for the fibers' stacks");
+  return nullptr;
+}
+
+void take_part(Job& job) {
+  Region* region = begin_job(job, nullptr);
+  if (region == nullptr) return;
   const FaultStack stack(*region);
   const FloatEnvironment environment;
   run_blocks(job, *region);
@@ -200,11 +210,8 @@ Pool& pool() {
 
 // Runs the job in the calling thread and, once the first block shows that it is worth it, in others.
 void run_job(Job& job) {
-  Region* region = own_region();
-  if (region == nullptr) return fail(job, hipErrorOutOfMemory, "no address space for the fibers' stacks");
-  if (const hipError_t error = begin_launch(*region, *job.function->kernel, job.arguments, job.grid);
-      error != hipSuccess)
-    return fail(job, error, "no memory for the fibers' stacks");
+  Region* region = begin_job(job, nullptr);
+  if (region == nullptr) return;
   const FaultScope scope;
   const FaultStack stack(*region);
   const FloatEnvironment environment;
@@ -226,12 +233,20 @@ void run_job(Job& job) {
 }
 }  // namespace
 
-hipError_t run_grid(const Function& function, const unsigned char* arguments, const uint32_t grid[3]) {
-  Job job;
-  job.function = &function;
-  job.arguments = arguments;
-  job.grid = grid;
-  job.blocks = grid[0] * grid[1] * grid[2];
+Failure run_grid(const GridLaunch& launch) {
+  Job job(launch);
   run_job(job);
-  return job.error == hipSuccess ? hipSuccess : set_sticky(job.error, job.message);
+  return std::move(job.failure);
+}
+
+Failure run_alone(const GridLaunch& launch, Order& order) {
+  Job job(launch);
+  if (Region* region = begin_job(job, &order); region != nullptr) {
+    const FaultScope scope;
+    const FaultStack stack(*region);
+    const FloatEnvironment environment;
+    for (const uint32_t index : order.blocks())
+      if (!run_one(job, *region, index)) break;
+  }
+  return std::move(job.failure);
 }

@@ -1,0 +1,222 @@
+"""--shuffle: a launch whose result depends on an order is reported, whatever the seed."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backend_hip.compile import KERNEL_FOLDER, OPTIONS, flatten
+from backend_hip.device import Buffer, Device, Kernel, Module
+from backend_hip.registry import Key
+from backend_hip.runtimes.checking import Checking, recover, set_checking
+from reference.model.errors import DeviceError
+from suites.correctness.checks import barriers_in, checked, finding, without_barrier
+from suites.correctness.lab import Lab
+
+SEEDS = range(20)
+Launch = Callable[[], None]
+Setup = Callable[[Lab], Launch]
+Ordered = Callable[[str, int, int], NDArray[np.int32]]
+
+
+def _normal(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _launch(
+    lab: Lab, key: Key, grid: tuple[int, int], *arguments: Any, position: int = 0
+) -> Launch:
+    """A launch of one kernel; "step" among the arguments stands for the flow's step."""
+    flow = lab.flow([key], {}, position=position)
+    given = [flow.step if argument == "step" else argument for argument in arguments]
+    return lambda: flow.kernels.launch(key, grid, *given)
+
+
+def _argmax(lab: Lab) -> Launch:
+    logits = _normal(1, 1000)
+    logits[100] = 9.0  # not in the wave that reduces: else a missing barrier would do no harm
+    result = lab.buffer(np.zeros(2, dtype=np.int32))
+    return _launch(lab, ("argmax", "", "any"), (1, 1), lab.buffer(logits), "step", result, 1000)
+
+
+def _rms_norm(lab: Lab) -> Launch:
+    x, weight = lab.buffer(_normal(2, 3, 300)), lab.buffer(_normal(3, 300))
+    y = lab.buffer(_normal(4, 3, 300))
+    return _launch(lab, ("rms_norm", "", "any"), (3, 1), x, weight, y, 300, 1e-6)
+
+
+def _add_rms_norm(lab: Lab) -> Launch:
+    x, out, weight = (lab.buffer(_normal(seed, 3, 300)) for seed in (2, 3, 4))
+    y = lab.buffer(_normal(5, 3, 300))
+    key = ("add_rms_norm", "", "any")
+    return _launch(lab, key, (3, 1), x, out, weight, x, y, 300, 1e-6)
+
+
+def _delta_rule(lab: Lab) -> Launch:
+    count, heads, size = 3, 2, 64
+    q, k, v = (lab.buffer(_normal(seed, count, heads, size)) for seed in (1, 2, 3))
+    decay, beta = (lab.buffer(-np.abs(_normal(seed, count, heads))) for seed in (4, 5))
+    memory = lab.buffer(_normal(6, heads, size, size))
+    out = lab.buffer(_normal(7, count, heads, size))
+    key = ("delta_rule", f"@{size}", "any")
+    values = (q, k, v, decay, beta, memory, out, heads, heads * size, count)
+    return _launch(lab, key, (heads, 1), *values)
+
+
+def _attention(lab: Lab) -> Launch:
+    heads, size, context = 2, 64, 80
+    q, out = lab.buffer(_normal(1, 1, heads, size)), lab.buffer(_normal(2, 1, heads, size))
+    keys, values = (lab.buffer(_normal(seed, context, heads, size)) for seed in (3, 4))
+    key = ("attention", f"f32,f32@{size}", "any")
+    arguments = (q, keys, values, out, "step", heads, 0, 0.125)
+    return _launch(lab, key, (heads, 1), *arguments, position=context - 1)
+
+
+def _group_by_expert(lab: Lab) -> Launch:
+    experts, pairs = 40, 64
+    chosen = np.random.default_rng(1).integers(0, experts, pairs).astype(np.int32)
+    offsets, slots = (lab.buffer(np.zeros(n, dtype=np.int32)) for n in (experts + 1, pairs))
+    key = ("group_by_expert", f"@{experts}", "any")
+    return _launch(lab, key, (1, 1), lab.buffer(chosen), offsets, slots, pairs)
+
+
+@dataclass(frozen=True)
+class BarrierCase:
+    """One barrier of one kernel, and a launch whose result it decides."""
+
+    file: str
+    index: int
+    setup: Setup
+    kernel: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.kernel}-{self.index}"
+
+
+CASES = (
+    BarrierCase("argmax.hip", 0, _argmax, "argmax"),
+    BarrierCase("rms_norm.hip", 0, _rms_norm, "rms_norm"),
+    BarrierCase("rms_norm.hip", 0, _add_rms_norm, "add_rms_norm"),
+    BarrierCase("delta_net.hip", 0, _delta_rule, "delta_rule"),
+    BarrierCase("delta_net.hip", 1, _delta_rule, "delta_rule"),
+    BarrierCase("attention.hip", 0, _attention, "attention"),
+    BarrierCase("attention.hip", 1, _attention, "attention"),
+    BarrierCase("route.hip", 0, _group_by_expert, "group_by_expert"),
+    BarrierCase("route.hip", 1, _group_by_expert, "group_by_expert"),
+)
+# The wave_max of the next tile orders the same accesses: no order of lanes shows that it is gone.
+COVERED_BY_ANOTHER = {("attention.hip", 2)}
+
+
+def test_every_barrier_of_every_kernel_has_a_case() -> None:
+    files = sorted(path.name for path in KERNEL_FOLDER.glob("*.hip"))
+    there = {(file, index) for file in files for index in range(barriers_in(file))}
+    assert there == {(case.file, case.index) for case in CASES} | COVERED_BY_ANOTHER
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_a_missing_barrier_is_reported_in_every_seed(
+    case: BarrierCase, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def report(seed: int) -> str:
+        """What a launch in fresh memory is told, "" when it is clean."""
+        text = ""
+        try:
+            with Lab(device) as lab:
+                launch = case.setup(lab)
+                set_checking(Checking(shuffle=seed))
+                try:
+                    launch()
+                except DeviceError as error:
+                    text = str(error)
+                    recover()
+                set_checking(Checking())
+        except DeviceError:
+            recover()
+            assert text, "memory was damaged, which freeing it shows, and the launch was clean"
+        return text
+
+    with checked(device, Checking()):
+        assert [report(seed) for seed in SEEDS] == [""] * len(SEEDS)
+        without_barrier(monkeypatch, case.file, case.index)
+        for seed in SEEDS:
+            text = report(seed)
+            assert f"kernel {case.kernel} (launch " in text
+            assert f"of seed {seed}" in text
+            assert "a barrier" in text or "illegal memory access" in text
+
+
+# --- what no kernel of the product does ----------------------------------------------------------
+
+ORDERED = """
+SIMT_KERNEL(last_block, int32_t* out) { if (simt::thread() == 3) out[1] = simt::block_x(); }
+SIMT_KERNEL(own_place, int32_t* out) {
+  out[simt::block_x() * SIMT_BLOCK + simt::thread()] = simt::thread();
+}
+SIMT_KERNEL(shared_by_waves, int32_t* out) {
+  SIMT_SHARED(int32_t, box, SIMT_WAVE);
+  box[simt::lane()] = simt::thread();
+  simt::wave_sync();
+  out[simt::thread()] = box[SIMT_WAVE - 1 - simt::lane()];
+}
+"""
+
+
+@pytest.fixture
+def ordered(device: Device) -> Iterator[Ordered]:
+    """ordered(kernel, grid, words): one launch over a zeroed int32 array; what it left."""
+    code = device.compile(
+        flatten("simt.h") + ORDERED,
+        "ordered.hip",
+        [*OPTIONS, f"--offload-arch={device.architecture}", "-DSIMT_BLOCK=64"],
+    )
+    module = Module(code, "ordered.hip")
+
+    def launch(name: str, grid: int, words: int) -> NDArray[np.int32]:
+        buffer = Buffer(device, words * 4, "ordered")
+        buffer.clear()
+        Kernel(module, name, "P", 64).launch(device.stream, (grid, 1), buffer)
+        result = buffer.download((words,), np.int32)
+        buffer.free()
+        return result
+
+    yield launch
+    module.unload()
+
+
+def test_blocks_that_depend_on_each_other_are_reported(device: Device, ordered: Ordered) -> None:
+    with checked(device, Checking()):
+        for seed in SEEDS:
+            set_checking(Checking(shuffle=seed))
+            with finding(
+                "kernel last_block (launch ", "the order in which blocks run",
+                "argument 0 differs at byte 4 of its allocation of 8 bytes",
+                "last written by thread 3 of block (", "blocks are not independent",
+            ):  # fmt: skip
+                ordered("last_block", 5, 2)
+
+
+def test_waves_that_share_without_a_barrier_are_interleaved(
+    device: Device, ordered: Ordered
+) -> None:
+    # Each wave run as a whole would always read back what it wrote itself.
+    with checked(device, Checking()):
+        for seed in SEEDS:
+            set_checking(Checking(shuffle=seed))
+            with finding("kernel shared_by_waves", "waves interleaved", "a barrier is missing"):
+                ordered("shared_by_waves", 1, 64)
+
+
+def test_a_clean_kernel_leaves_the_bits_that_it_leaves_unshuffled(
+    device: Device, ordered: Ordered
+) -> None:
+    with checked(device, Checking()):
+        plain = ordered("own_place", 7, 7 * 64)
+        np.testing.assert_array_equal(plain, np.tile(np.arange(64), 7))
+        for seed in SEEDS:
+            set_checking(Checking(shuffle=seed))
+            np.testing.assert_array_equal(ordered("own_place", 7, 7 * 64), plain)
