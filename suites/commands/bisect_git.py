@@ -4,13 +4,14 @@ import argparse
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from reference.model.errors import InputError
 from suites.commands import common, tables
-from suites.harness.bisect_report import EXIT_CODES, Report, document_of, render
+from suites.harness.bisect_report import EXIT_CODES, Report, document_of, text_of
 from suites.harness.case import Case, case_model, load_case
-from suites.harness.commit_bisect import Judged, find
+from suites.harness.commit_bisect import Finding, Judged, Mark, Run, find
 from suites.harness.commit_probe import DEFAULT_TIMEOUT_S, Probe, make_overlay
 from suites.harness.git_worktree import (
     Git,
@@ -134,32 +135,99 @@ def _search(
 ) -> Report:
     good, bad = ends
     between = int(git("rev-list", "--count", f"{good}..{bad}"))
-    steps = math.ceil(math.log2(between)) if between > 1 else 0
+    steps = math.ceil(math.log2(between))
     progress.line(
-        f"{counted(between, 'commit')} after GOOD: both ends, then about {counted(steps, 'step')} "
-        f"of {counted(plan.runs, 'probe')} at most"
+        f"{counted(between, 'commit')} after GOOD: both ends and about {counted(steps, 'step')}; "
+        f"{_rule(plan)}"
     )
     with temporary_worktree(git, good) as (worktree, folder):
         root = make_overlay(folder, worktree) if arguments.engine_only else worktree
         probe = Probe(case, model, root, folder, arguments.timeout)
-        progress("probing GOOD")
-        finding = find(GitSearch(worktree), good, bad, probe, plan, _teller(git, progress))
+        told = _Told(git, probe, progress)
+        finding = find(GitSearch(worktree), good, bad, told.probe, plan, told.tell)
     return Report(git, ends, case, finding, engine_only=arguments.engine_only)
 
 
-def _teller(git: Git, progress: common.ProgressReport) -> Callable[[Judged], None]:
-    """Says each verdict as it falls: number, hash, verdict, subject, reason."""
-    told = 0
+@dataclass
+class _Told:
+    """Says what is being probed, and each verdict as it falls."""
 
-    def tell(judged: Judged) -> None:
-        nonlocal told
-        commit = git.commit(judged.commit)
-        name = ("GOOD", "BAD")[told] if told < 2 else f"step {told - 1}"
-        told += 1
+    git: Git
+    run: Callable[[], Run]
+    progress: common.ProgressReport
+    commits: int = 0
+
+    @property
+    def name(self) -> str:
+        return ("GOOD", "BAD")[self.commits] if self.commits < 2 else f"step {self.commits - 1}"
+
+    def probe(self) -> Run:
+        self.progress(f"probing {self.name}")
+        return self.run()
+
+    def tell(self, judged: Judged) -> None:
+        commit = self.git.commit(judged.commit)
         runs = f" ({judged.failed} of {judged.runs} runs failed)" if judged.runs > 1 else ""
         why = "" if judged.text == "ok" else f": {judged.text}"
-        text = f"{name:<7} {commit.short} {judged.mark.value:<4} {commit.subject}{runs}{why}"
-        progress.line(common.printable(text))
-        progress("probing BAD" if told == 1 else f"probing step {told - 1}")
+        text = f"{self.name:<7} {commit.short} {judged.mark.value:<4} {commit.subject}{runs}{why}"
+        self.progress.line(common.printable(text))
+        self.commits += 1
 
-    return tell
+
+def render(report: Report, columns: int) -> str:
+    """Entries of one line or block each, and the summary as the last line."""
+    git, finding = report.git, report.finding
+
+    def entry(head: str, text: str) -> str:
+        return tables.paragraph(f"{head:<9} {text}", columns)
+
+    lines = [entry("judge", f"of the {report.judge}")]
+    lines += [entry("probes", _rule(finding.plan)), entry("error", _sureness(finding))]
+    for judged in finding.skipped:
+        commit = git.commit(judged.commit)
+        lines.append(entry("skipped", f"{commit.short} {commit.subject}: {judged.text}"))
+    if finding.first_bad is None:
+        for candidate in finding.candidates:
+            commit, known = git.commit(candidate), finding.of(candidate)
+            mark = f" ({known.mark.value})" if known else ""
+            lines.append(entry("candidate", f"{commit.short} {commit.subject}{mark}"))
+        return "\n".join([*lines, report.summary()])
+    commit = git.commit(finding.first_bad)
+    lines.append(entry("first bad", f"{commit.hash} {commit.subject}"))
+    lines += [entry("author", commit.author), entry("date", commit.date)]
+    for parent, known in report.before():
+        lines.append(entry("before", f"{parent.short} {text_of(known)}"))
+    lines.append(entry("after", f"{commit.short} {report.after()}"))
+    # git's table is aligned: not wrapped, but made for the columns that are left.
+    table = git.stat(commit, columns - 10).splitlines() or ["none: the commit changes no file"]
+    heads = ["files", *[""] * (len(table) - 1)]
+    lines += [f"{head:<9} {line.strip()}" for head, line in zip(heads, table, strict=True)]
+    return "\n".join([*lines, report.summary()])
+
+
+def _rule(plan: Plan) -> str:
+    if plan.runs == 1:
+        return "one probe decides a commit"
+    if plan.failing == 1:
+        return f"a commit is bad once a probe fails, good after {plan.runs} clean ones"
+    return f"a commit is bad once {plan.failing} of {plan.runs} probes fail, else good"
+
+
+def _sureness(finding: Finding) -> str:
+    """How probable an error is, per verdict and in all."""
+    plan = finding.plan
+    per_commit = (
+        f"a fault that shows in {_percent(plan.rate)} of runs is missed at a commit with "
+        f"probability {_percent(plan.miss)}"
+    )
+    if plan.noise:
+        per_commit += f", a sound commit called bad with {_percent(plan.false_alarm)}"
+    settled = sum(judged.mark is not Mark.SKIP for judged in finding.judged)
+    return (
+        f"{per_commit}; one or more of the {settled} verdicts of this bisection are wrong with "
+        f"{_percent(finding.error)} at most"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

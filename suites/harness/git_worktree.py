@@ -132,9 +132,11 @@ class GitSearch:
         self._good: list[str] = []
 
     def check_out(self, commit: str) -> None:
+        self._clean()
         self._git("checkout", "--quiet", "--detach", "--force", commit)
 
     def start(self, good: str, bad: str) -> None:
+        self._clean()
         self._bad, self._good = bad, [good]
         self._git("bisect", "start", bad, good)
 
@@ -142,9 +144,7 @@ class GitSearch:
         return self._git("rev-parse", "HEAD").strip()
 
     def mark(self, commit: str, mark: Mark) -> None:
-        # What a probe left behind must neither reach the next commit nor keep git from leaving.
-        self._git("reset", "--quiet", "--hard")
-        self._git("clean", "--quiet", "-ffdx")
+        self._clean()
         if mark is Mark.GOOD:
             self._good.append(commit)
         elif mark is Mark.BAD:
@@ -158,6 +158,11 @@ class GitSearch:
     def candidates(self) -> tuple[str, ...]:
         listed = self._git("rev-list", self._bad, *(f"^{commit}" for commit in self._good))
         return tuple(reversed(listed.split()))
+
+    def _clean(self) -> None:
+        """What a probe left behind must neither reach the next commit nor keep git from leaving."""
+        self._git("reset", "--quiet", "--hard")
+        self._git("clean", "--quiet", "-ffdx")
 
 
 @contextmanager
