@@ -93,17 +93,11 @@ def _document(path: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("options", [(), ("--engine-only",)], ids=["whole-tree", "engine-only"])
-def test_the_commit_is_found(
-    past: History,
-    case: Path,
-    options: tuple[str, ...],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_commit_is_found(past: History, case: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = history.snapshot(past.folder)
     out = case.with_name("out.json")
     ends = ("--git", past.hashes[0], "main", "--repository", str(past.folder))
-    code = _run(*ends, "--case", str(case), "--json", str(out), *options)
+    code = _run(*ends, "--case", str(case), "--json", str(out))
     printed = capsys.readouterr()
     document = _document(out)
     assert (code, document["exit_code"], document["state"]) == (1, 1, "found")
@@ -120,12 +114,40 @@ def test_the_commit_is_found(
     skipped = [entry for entry in document["judged"] if entry["mark"] == "skip"]
     assert [entry["commit"] for entry in skipped] == [past.hashes[past.not_built]]
     assert "this commit does not compile" in skipped[0]["text"]
-    assert document["judge"] == ("running assay" if options else "tested commit")
+    assert document["judge"] == "tested commit"
 
     assert printed.out.splitlines()[-1] == document["summary"]
     for text in (KERNEL, f"change {FAULTY}", "2 files changed", "does not build or run: compile"):
         assert text in printed.out
     assert len([line for line in printed.err.splitlines() if " good ok" not in line]) >= 8
+
+
+BLIND = """
+import json, sys
+from pathlib import Path
+document = {"schema": "assay.verdict", "state": "ok", "summary": "ok", "elements": 1}
+Path(sys.argv[-1].removeprefix("--json=")).write_text(json.dumps(document))
+"""
+
+
+def test_a_blind_judge_is_replaced_with_engine_only(tmp_path: Path, case: Path) -> None:
+    folder = history.start(tmp_path / "r")
+    _copy_project(folder)
+    (folder / "suites" / "__main__.py").write_text(BLIND)
+    hashes = [history.commit(folder, "start")]
+    (folder / "reference" / "ops.py").unlink()
+    hashes.append(history.commit(folder, "no reference"))
+    _replace(folder / KERNEL, *FAULT)
+    hashes.append(history.commit(folder, "fault"))
+    out = case.with_name("out.json")
+    options = ("--repository", str(folder), "--case", str(case), "--json", str(out))
+    with pytest.raises(InputError, match="BAD does not diverge: its run ended with ok"):
+        _run("--git", hashes[0], "main", *options)
+    assert _run("--git", hashes[0], "main", *options, "--engine-only") == 1
+    document = _document(out)
+    assert document["first_bad"]["hash"] == hashes[2]
+    assert document["after"] == "diverged: inp_embd (embed)"
+    assert document["judge"] == "running assay"
 
 
 def test_ends_that_are_not_what_they_should_be(past: History, case: Path) -> None:
