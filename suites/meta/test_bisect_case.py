@@ -224,7 +224,8 @@ WRITE = (
 )
 
 
-def test_a_tree_is_run_as_itself(tmp_path: Path) -> None:
+def test_a_tree_is_run_as_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     main = f"import os\nassert os.getcwd() == {str(tmp_path / 'tree')!r}\n{WRITE}"
     assert _probe(tmp_path, main)() == Run(Mark.GOOD, "ok")
     assert not list(tmp_path.rglob("__pycache__"))
