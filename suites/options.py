@@ -21,6 +21,8 @@ from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import Checking
 from suites.commands.common import shuffle_seed
+from reference.model.errors import InputError
+from suites.correctness.relations import FILE, Relation, parse_relation
 from suites.harness.protocol import PREFILL_MODES
 
 # Set by the root conftest for whoever makes cases.
@@ -56,6 +58,19 @@ def _columns(text: str) -> tuple[int, ...]:
             f"max-cols is {text!r}, expected numbers from 1 to {MAX_COLS_LIMIT}, comma-separated"
         )
     return values
+
+
+def _relation(text: str) -> Relation:
+    try:
+        return parse_relation(text)
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, expected 0 or more")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -146,6 +161,25 @@ def add_options(add: Callable[..., None]) -> None:
         type=_columns,
         metavar="N",
         help=f"columns per batched product, 1 to {MAX_COLS_LIMIT}, comma-separated",
+    )
+    add(
+        "--relation",
+        action="append",
+        type=_relation,
+        metavar="ID",
+        help=f"run only this case of {FILE}, by the id that a failure prints; may be given again",
+    )
+    add(
+        "--relation-seed",
+        type=_count,
+        metavar="N",
+        help="draw other relations and prompts, by this seed (default: the same ones every time)",
+    )
+    add(
+        "--relation-walks",
+        type=_count,
+        metavar="N",
+        help="relations to draw for each model and op (default: what the test says)",
     )
     add(
         "--require-gpu",

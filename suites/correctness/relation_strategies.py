@@ -1,0 +1,110 @@
+"""Hypothesis draws relations: lengths from the engine's constants and one above and below each.
+
+Every choice lists the plainest value first, so that a failing case shrinks to a short prompt, small
+chunks, no split, no earlier prompt and the default types.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from backend_hip.wave import WAVE
+from reference.model.spec import ModelSpec
+from suites.correctness.relation_mates import EXPERT_FORMS, FORMS, POOL, lengths_of
+from suites.correctness.relations import FILLS, Mates, Piece, Walk
+
+LONGEST = 105
+"""Three attention tiles, two default chunks and more than one of every MAX_COLS below."""
+MAX_COLS = (1, 7, 32, 33, 40, 64)
+"""Compiled for each value, so these few: one, odd, a wave, above it, the default, the most."""
+MATES_MAX_COLS = (1, 8, 40)
+KV_PAIRS = (("f16", "f16"), ("f32", "f32"), ("f16", "f32"), ("f32", "f16"))
+TILE = WAVE  # keys of one tile of kernels/attention.hip
+SLOW = 17  # tokens; longer pieces are fed without a trace and without a call for each token
+
+# Batched often, because the canonical way is the other one.
+_WAYS = ("g", "b", "b", "B", "G")
+_SHORT_WAYS = ("g", "b", "b", "d", "s", "e", "t", "G", "B", "E", "T")
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What walks are drawn from."""
+
+    max_cols: Sequence[int] = MAX_COLS
+    kv_pairs: Sequence[tuple[str, str]] = KV_PAIRS
+    longest: int = LONGEST
+    seed: int = 0
+
+
+def positions(spec: ModelSpec, max_cols: int, chunk: int, longest: int) -> list[int]:
+    """Lengths and cuts worth trying, ascending: 1 to 4 (a convolution's history and around it) and
+    -1, 0, +1 around the first multiples of chunk, MAX_COLS, attention tile and each window.
+    """
+    constants = {chunk, max_cols, TILE, *(layer.window or TILE for layer in spec.layers)}
+    around = {c * k + d for c in constants for k in (1, 2, 3) for d in (-1, 0, 1)}
+    return sorted(n for n in {1, 2, 3, 4, longest} | around if 1 <= n <= longest)
+
+
+def chunks(max_cols: int, longest: int) -> list[int]:
+    """Chunks worth trying, ascending: around MAX_COLS and the tile, tiny ones, the whole prompt."""
+    around = {c + d for c in (max_cols, TILE) for d in (-1, 0, 1)}
+    return sorted(n for n in {1, 2, 7, longest} | around if 1 <= n <= longest)
+
+
+@st.composite
+def walks(draw: st.DrawFn, model: str, spec: ModelSpec, axes: Axes | None = None) -> Walk:
+    """A walk of one model."""
+    axes = axes or Axes()
+    max_cols = draw(st.sampled_from(axes.max_cols))
+    chunk = draw(st.sampled_from(chunks(max_cols, axes.longest)))
+    places = positions(spec, max_cols, chunk, axes.longest)
+    few = [place for place in places if place <= axes.longest // 2]
+    pieces = draw(_pieces(places, most=4))
+    earlier = draw(st.one_of(st.just(()), _pieces(few, most=2)))
+    kv_type_k, kv_type_v = draw(st.sampled_from(axes.kv_pairs))
+    return Walk(
+        model=model,
+        kv_type_k=kv_type_k,
+        kv_type_v=kv_type_v,
+        max_cols=max_cols,
+        chunk=chunk,
+        seed=axes.seed,
+        fill=draw(st.sampled_from(tuple(FILLS))),
+        calls=draw(st.sampled_from((1, 1, 1, 2))),
+        earlier=earlier,
+        pieces=pieces,
+    )
+
+
+@st.composite
+def _pieces(draw: st.DrawFn, places: Sequence[int], most: int) -> tuple[Piece, ...]:
+    """A prompt that ends, and is cut, at drawn places."""
+    ends = draw(st.lists(st.sampled_from(places), min_size=1, max_size=most, unique=True))
+    return tuple(draw(_piece(end - start)) for start, end in _spans(sorted(ends)))
+
+
+def _spans(ends: Iterable[int]) -> list[tuple[int, int]]:
+    ends = list(ends)
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _piece(tokens: int) -> st.SearchStrategy[Piece]:
+    ways = _SHORT_WAYS if tokens <= SLOW else _WAYS
+    return st.sampled_from(ways).map(lambda way: Piece(way, tokens))
+
+
+@st.composite
+def mates(
+    draw: st.DrawFn, op: str, forms: Sequence[str] = (), max_cols: Sequence[int] = MATES_MAX_COLS
+) -> Mates:
+    """Columns of one product, or tokens of one flow through experts, with any neighbours."""
+    form = draw(st.sampled_from(forms or (FORMS if op == "columns" else EXPERT_FORMS)))
+    columns = draw(st.sampled_from(max_cols))
+    length = draw(st.sampled_from(lengths_of(form) if op == "columns" else (256,)))
+    counts = sorted({n for k in (1, 2) for n in (1, k * columns - 1, k * columns, k * columns + 1)})
+    count = draw(st.sampled_from([n for n in counts if n >= 1]))
+    pick = st.integers(0, len(POOL) - 1)
+    picks = draw(st.lists(pick, min_size=count, max_size=count))
+    return Mates(op, form, columns, length, tuple(picks))
