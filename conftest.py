@@ -91,7 +91,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     label = "emulated" if runtime.kind == "cpu" else runtime.kind
     checking = read_checking(config.getoption).options
     tail = f", {checking}" if checking else ""
-    return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}{tail}"]
+    seed = config.getoption("--relation-seed")
+    drawn = [] if seed is None else [f"assay: relations drawn by --relation-seed {seed}"]
+    return [f"assay: runtime {runtime.kind} ({label}), compiler {runtime.compiler}{tail}", *drawn]
 
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
@@ -118,7 +120,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     unmatched = selection.unmatched(cases)
     if unmatched:
         raise pytest.UsageError(f"no collected test has {', '.join(unmatched)}")
-    dropped = [item for item, case in zip(items, cases, strict=True) if not selection.keeps(case)]
+    kept = [selection.keeps(case) for case in cases]
+    if config.getoption("--relation"):
+        kept = ["relation" in case for case in cases]
+        if not any(kept):
+            raise pytest.UsageError("no collected test takes --relation")
+    dropped = [item for item, keep in zip(items, kept, strict=True) if not keep]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         gone = set(dropped)

@@ -20,8 +20,8 @@ import pytest
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import Checking
-from suites.commands.common import shuffle_seed
 from reference.model.errors import InputError
+from suites.commands.common import shuffle_seed
 from suites.correctness.relations import FILE, Relation, parse_relation
 from suites.harness.protocol import PREFILL_MODES
 
@@ -67,10 +67,13 @@ def _relation(text: str) -> Relation:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number, expected 0 or more")
-    return int(text)
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r}, expected a number from {least} on")
+        return int(text)
+
+    return parse
 
 
 @dataclass(frozen=True)
@@ -171,13 +174,13 @@ def add_options(add: Callable[..., None]) -> None:
     )
     add(
         "--relation-seed",
-        type=_count,
+        type=_at_least(0),
         metavar="N",
         help="draw other relations and prompts, by this seed (default: the same ones every time)",
     )
     add(
         "--relation-walks",
-        type=_count,
+        type=_at_least(1),
         metavar="N",
         help="relations to draw for each model and op (default: what the test says)",
     )

@@ -112,6 +112,7 @@ class MatesRunner:
     ) -> tuple[Floats, bool]:
         """The routed sums (tokens, K); each input has a routing of its own."""
         width, spec, tokens = case.columns, _EXPERTS, len(picks)
+        gate, up, down = _expert_matrices(case.form, width)
         logits = _generator(case.form, width, 2).standard_normal((len(POOL), spec.count))
         keys = [(op, case.form, "kparallel") for op in ("matvec_expert", "matvec_experts")]
         keys += [("gated", "silu", "any"), ("combine_experts", "", "any")]
@@ -140,7 +141,7 @@ class MatesRunner:
                 lab.values(np.stack([_input(case, pick) for pick in picks])),
                 spec,
                 routing,
-                tuple(_stack(lab, case, raw) for raw in _expert_matrices(case.form, width)),
+                (_stack(lab, case, gate), _stack(lab, case, up), _stack(lab, case, down)),
                 lab.vector(np.linspace(0.5, 2, spec.count, dtype=np.float32)),
                 "silu",
                 scratch,

@@ -48,32 +48,37 @@ class Canonical:
         self.logits: list[Array] = []
         self.tokens: list[int] = []
         self.states: list[Held] = []
-        self.problems: list[str] = []
+        self._problems: list[tuple[int, str]] = []
         self._prompt = walk_tokens(engine.model.spec, seed, engine.context_length)
 
     def extend(self, length: int) -> None:
-        before, start = kv_of(self.engine), self.engine.position
-        for token in self._prompt[start:length]:
+        for token in self._prompt[self.engine.position : length]:
+            before = kv_of(self.engine)
             result = self.engine.prefill_per_token([token])
             self.logits.append(result.logits[0])
             self.tokens.append(result.tail.staged_token)
             self.states.append(states_of(self.engine))
-            self._judge(token, result)
-        for name, array in kv_of(self.engine).items():
-            if not same_bits(array[:start], before[name]):
-                self.problems.append(f"later tokens changed earlier {name}")
-            if not np.isfinite(array).all():
-                self.problems.append(f"{name} is not finite")
+            self._judge(token, result, before)
 
-    def _judge(self, token: int, result: PrefillResult) -> None:
-        """What makes the canonical run itself unfit to be compared with."""
-        position, logits = self.engine.position - 1, result.logits[0]
+    def problems(self, length: int) -> list[str]:
+        """What makes the first `length` positions unfit to be compared with."""
+        return [text for position, text in self._problems if position < length]
+
+    def _judge(self, token: int, result: PrefillResult, before: Held) -> None:
+        logits, position = result.logits[0], len(self.logits) - 1
+        found = []
         if not np.isfinite(logits).all() or (logits == logits[0]).all():
-            self.problems.append(f"logits at {position} are not finite or all equal")
+            found.append("logits are not finite or all equal")
         if position and same_bits(logits, self.logits[-2]) and token != self._prompt[position - 1]:
-            self.problems.append(f"logits at {position} are those of the position before")
+            found.append("logits are those of the position before")
         if any("batched" in route for route in result.routes):
-            self.problems.append("batched kernels ran per token")
+            found.append("batched kernels ran per token")
+        for name, array in kv_of(self.engine).items():
+            if not np.isfinite(array[position]).all():
+                found.append(f"{name} is not finite")
+            if not same_bits(array[:position], before[name]):
+                found.append(f"earlier {name} changed")
+        self._problems += [(position, f"canonical run at {position}: {text}") for text in found]
 
 
 class Walker:
@@ -100,8 +105,7 @@ class Walker:
     def differences(self, walk: Walk) -> tuple[str, ...]:
         """What the walk computes otherwise than the canonical way, a line each; empty: nothing."""
         want = self._canonical_of(walk, (walk.kv_type_k, walk.kv_type_v))
-        found = [f"canonical run: {problem}" for problem in dict.fromkeys(want.problems)]
-        found += self._stored_otherwise(walk, want)
+        found = want.problems(walk.length) + self._stored_otherwise(walk, want)
         spec = self.spec(walk)
         prompt = walk_tokens(spec, walk.seed, walk.length)
         with self._engine(walk) as engine:

@@ -4,7 +4,7 @@ Every choice lists the plainest value first, so that a failing case shrinks to a
 chunks, no split, no earlier prompt and the default types.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -16,16 +16,19 @@ from suites.correctness.relations import FILLS, Mates, Piece, Walk
 
 LONGEST = 105
 """Three attention tiles, two default chunks and more than one of every MAX_COLS below."""
+SHORTER = 65
+"""With other types than the default: two tiles. Each pair has a canonical run of its own."""
 MAX_COLS = (1, 7, 32, 33, 40, 64)
 """Compiled for each value, so these few: one, odd, a wave, above it, the default, the most."""
 MATES_MAX_COLS = (1, 8, 40)
 KV_PAIRS = (("f16", "f16"), ("f32", "f32"), ("f16", "f32"), ("f32", "f16"))
 TILE = WAVE  # keys of one tile of kernels/attention.hip
-SLOW = 17  # tokens; longer pieces are fed without a trace and without a call for each token
+SLOW = 17  # tokens; longer pieces are not fed or read back one token at a time, "g" apart
 
-# Batched often, because the canonical way is the other one.
-_WAYS = ("g", "b", "b", "B", "G")
-_SHORT_WAYS = ("g", "b", "b", "d", "s", "e", "t", "G", "B", "E", "T")
+# Batched often, because the canonical way is the other one and takes longer.
+_WAYS = ("g", "b", "b", "b", "d", "s", "e", "t", "G", "B", "B", "E", "T")
+_QUICK = {"d": "b", "s": "b", "e": "t", "G": "B", "E": "T"}
+"""How a long piece is fed instead."""
 
 
 @dataclass(frozen=True)
@@ -57,42 +60,43 @@ def chunks(max_cols: int, longest: int) -> list[int]:
 def walks(draw: st.DrawFn, model: str, spec: ModelSpec, axes: Axes | None = None) -> Walk:
     """A walk of one model."""
     axes = axes or Axes()
+    pair = draw(st.sampled_from(axes.kv_pairs))
+    longest = axes.longest if pair == KV_PAIRS[0] else min(axes.longest, SHORTER)
     max_cols = draw(st.sampled_from(axes.max_cols))
-    chunk = draw(st.sampled_from(chunks(max_cols, axes.longest)))
-    places = positions(spec, max_cols, chunk, axes.longest)
-    few = [place for place in places if place <= axes.longest // 2]
+    chunk = draw(st.sampled_from(chunks(max_cols, longest)))
+    places = positions(spec, max_cols, chunk, longest)
+    few = [place for place in places if place <= TILE]
     pieces = draw(_pieces(places, most=4))
     earlier = draw(st.one_of(st.just(()), _pieces(few, most=2)))
-    kv_type_k, kv_type_v = draw(st.sampled_from(axes.kv_pairs))
     return Walk(
         model=model,
-        kv_type_k=kv_type_k,
-        kv_type_v=kv_type_v,
+        kv_type_k=pair[0],
+        kv_type_v=pair[1],
         max_cols=max_cols,
         chunk=chunk,
         seed=axes.seed,
         fill=draw(st.sampled_from(tuple(FILLS))),
-        calls=draw(st.sampled_from((1, 1, 1, 2))),
+        calls=draw(st.sampled_from((1, 1, 1, 1, 2))),
         earlier=earlier,
         pieces=pieces,
     )
 
 
-@st.composite
-def _pieces(draw: st.DrawFn, places: Sequence[int], most: int) -> tuple[Piece, ...]:
-    """A prompt that ends, and is cut, at drawn places."""
-    ends = draw(st.lists(st.sampled_from(places), min_size=1, max_size=most, unique=True))
-    return tuple(draw(_piece(end - start)) for start, end in _spans(sorted(ends)))
+def _pieces(places: Sequence[int], most: int) -> st.SearchStrategy[tuple[Piece, ...]]:
+    """A prompt that ends, and is cut, at drawn places; each place says how its piece is fed."""
+    cut = st.tuples(st.sampled_from(places), st.sampled_from(_WAYS))
+    cuts = st.lists(cut, min_size=1, max_size=most, unique_by=lambda found: found[0])
+    return cuts.map(_between)
 
 
-def _spans(ends: Iterable[int]) -> list[tuple[int, int]]:
-    ends = list(ends)
-    return list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def _piece(tokens: int) -> st.SearchStrategy[Piece]:
-    ways = _SHORT_WAYS if tokens <= SLOW else _WAYS
-    return st.sampled_from(ways).map(lambda way: Piece(way, tokens))
+def _between(cuts: list[tuple[int, str]]) -> tuple[Piece, ...]:
+    """The pieces up to each (end, way)."""
+    pieces, start = [], 0
+    for end, way in sorted(cuts):
+        tokens = end - start
+        pieces.append(Piece(way if tokens <= SLOW else _QUICK.get(way, way), tokens))
+        start = end
+    return tuple(pieces)
 
 
 @st.composite
@@ -103,8 +107,8 @@ def mates(
     form = draw(st.sampled_from(forms or (FORMS if op == "columns" else EXPERT_FORMS)))
     columns = draw(st.sampled_from(max_cols))
     length = draw(st.sampled_from(lengths_of(form) if op == "columns" else (256,)))
-    counts = sorted({n for k in (1, 2) for n in (1, k * columns - 1, k * columns, k * columns + 1)})
-    count = draw(st.sampled_from([n for n in counts if n >= 1]))
+    around = {k * columns + d for k in (1, 2) for d in (-1, 0, 1)}
+    count = draw(st.sampled_from(sorted({1, 2, 3} | around - {0})))
     pick = st.integers(0, len(POOL) - 1)
     picks = draw(st.lists(pick, min_size=count, max_size=count))
     return Mates(op, form, columns, length, tuple(picks))
