@@ -40,11 +40,13 @@ def walk_tokens(spec: ModelSpec, seed: int, count: int) -> list[int]:
 class Canonical:
     """One model, pair of KV types and seed, fed one token a call as far as asked for.
 
-    `logits`, `tokens` (what the sampler tail staged) and `states` are by position.
+    `logits`, `tokens` (what the sampler tail staged) and `states` are by position. Nothing here
+    depends on how far another walk had it fed: what is kept of a position was read right after it.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.engine = engine
+        self._rows: dict[str, list[Array]] = {name: [] for name in kv_of(engine)}
         self.logits: list[Array] = []
         self.tokens: list[int] = []
         self.states: list[Held] = []
@@ -53,18 +55,21 @@ class Canonical:
 
     def extend(self, length: int) -> None:
         for token in self._prompt[self.engine.position : length]:
-            before = kv_of(self.engine)
             result = self.engine.prefill_per_token([token])
             self.logits.append(result.logits[0])
             self.tokens.append(result.tail.staged_token)
             self.states.append(states_of(self.engine))
-            self._judge(token, result, before)
+            self._judge(token, result)
+
+    def kv(self, length: int) -> Held:
+        """Keys and values of the first positions by name, each (position, KVH, D)."""
+        return {name: np.stack(rows[:length]) for name, rows in self._rows.items()}
 
     def problems(self, length: int) -> list[str]:
         """What makes the first `length` positions unfit to be compared with."""
         return [text for position, text in self._problems if position < length]
 
-    def _judge(self, token: int, result: PrefillResult, before: Held) -> None:
+    def _judge(self, token: int, result: PrefillResult) -> None:
         logits, position = result.logits[0], len(self.logits) - 1
         found = []
         if not np.isfinite(logits).all() or (logits == logits[0]).all():
@@ -76,8 +81,9 @@ class Canonical:
         for name, array in kv_of(self.engine).items():
             if not np.isfinite(array[position]).all():
                 found.append(f"{name} is not finite")
-            if not same_bits(array[:position], before[name]):
+            if position and not same_bits(array[:position], np.stack(self._rows[name])):
                 found.append(f"earlier {name} changed")
+            self._rows[name].append(array[position])
         self._problems += [(position, f"canonical run at {position}: {text}") for text in found]
 
 
@@ -162,17 +168,15 @@ class Walker:
         each pair must hold the float32 pair's content, rounded to its own types.
         """
         types = (walk.kv_type_k, walk.kv_type_v)
-        layers = [layer.index for layer in self.spec(walk).layers if layer.owns_kv]
-        if types == PLAIN or not layers:
+        if types == PLAIN:
             return []
-        plain = self._canonical_of(walk, PLAIN).engine
-        found = []
-        held = zip(want.engine.kv_contents(layers[0]), plain.kv_contents(layers[0]), strict=True)
-        for side, (stored, exact) in zip("KV", held, strict=True):
-            stored, exact = stored[: walk.length], exact[: walk.length]
-            if not same_bits(stored, exact.astype(stored.dtype)):
-                found.append(f"{side} of layer {layers[0]} is not {PLAIN} rounded to {types}")
-        return found
+        plain = self._canonical_of(walk, PLAIN).kv(walk.length)
+        first_layer = list(want.kv(walk.length).items())[:2]
+        return [
+            f"{name} is not {PLAIN} rounded to {types}"
+            for name, stored in first_layer
+            if not same_bits(stored, plain[name].astype(stored.dtype))
+        ]
 
 
 # --- feeding ------------------------------------------------------------------------------------
@@ -280,8 +284,7 @@ def states_of(engine: Engine) -> Held:
 
 
 def _left_otherwise(engine: Engine, walk: Walk, want: Canonical) -> Iterator[str]:
-    expected = {name: array[: walk.length] for name, array in kv_of(want.engine).items()}
-    expected |= want.states[walk.length - 1]
+    expected = want.kv(walk.length) | want.states[walk.length - 1]
     got = kv_of(engine) | states_of(engine)
     if not expected or expected.keys() != got.keys():
         yield "nothing was left behind to compare, or not the same"
