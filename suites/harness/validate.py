@@ -27,15 +27,13 @@ from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
+from suites.harness.rerun import PROMPT_BEFORE
 from suites.harness.routing import Choices, choices_of
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
-
-PROMPT_BEFORE = 8
-"""Tokens of another prompt that the engine sees before a run that must not remember them."""
 
 
 @dataclass(frozen=True)
