@@ -1,4 +1,4 @@
-"""Localises a fault of the forward pass, point, damage, new error, hybrids, and says it in words."""
+"""Localises a fault of the forward pass (damage, new error, hybrids) and says it in words."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -121,11 +121,11 @@ class Hybrids:
                 f"and engine after stays wrong until {_called(last)} is the reference's. So more "
                 f"than one stage breaks ({counted(runs, 'run')})."
             )
+        one, other = self._one(self.reference_first), self._one(self.engine_first)
         return (
             "The hybrids do not agree, and not as several faults would make them: errors cancel "
-            f"or need each other. Reference first and engine after {self._one(self.reference_first)}; "
-            f"engine first and reference after {self._one(self.engine_first)} "
-            f"({counted(runs, 'run')}, every cut)."
+            f"or need each other. Reference first and engine after {one}; engine first and "
+            f"reference after {other} ({counted(runs, 'run')}, every cut)."
         )
 
     @property
@@ -134,7 +134,8 @@ class Hybrids:
         last, first = self.reference_first, self.engine_first
         if not _in_order(last, first):
             return None, None
-        assert first.stage is not None and last.stage is not None
+        assert first.stage is not None
+        assert last.stage is not None
         return self.names[first.stage], self.names[last.stage]
 
     def _one(self, found: Search) -> str:
