@@ -1,7 +1,7 @@
 """Runs the case that broke again, on either side and with values of the other side put in."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,16 @@ from suites.harness.endtoend import Expected, PointDistance, References, distanc
 from suites.harness.kernels import path_of
 from suites.harness.local import LocalRules
 from suites.harness.protocol import JudgedEngine, Progress
-from suites.harness.recurrent import recurrent_layers
 from suites.harness.routing import Choices, FollowingReference, choices_of
 from suites.harness.verdict import State
 
 PROMPT_BEFORE = 8
-"""Tokens of another prompt that a model with recurrent states sees before a traced run."""
+"""Tokens of another prompt that the engine sees before a run that must not remember them."""
+
+
+def other_prompt(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
+    """A prompt to go before the judged one: what it leaves behind must not show."""
+    return tuple((token + 1) % vocabulary for token in tokens[::-1][:PROMPT_BEFORE])
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,8 @@ def run_engine(
     """One traced run from a reset; `given` are values to go on with instead of the engine's own."""
     feed = engine.prefill_batched if case.mode == "batched" else engine.prefill_per_token
     engine.reset()
-    if recurrent_layers(model.spec):
-        feed(case.tokens[::-1][:PROMPT_BEFORE])
-        engine.reset()
+    feed(other_prompt(case.tokens, model.spec.vocab_size))
+    engine.reset()
     kernels = getattr(engine, "kernels", None)
     trace = LaunchTrace(
         meta={"mode": case.mode},
