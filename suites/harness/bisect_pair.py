@@ -53,7 +53,7 @@ def sentences(found: Parting) -> list[str]:
             "point: the difference is in what an untraced run does otherwise (graph replay, what "
             "is not synchronised), or does not come every time."
         ]
-    text = str(found.damage).replace("above their limit", "other bits")
+    text = str(found.damage).replace("are above their limit", "have other bits")
     return [
         f"The two prefill modes part at {found.point.name}: before it every recorded point has "
         f"equal bits in both. In the batched run {text}."

@@ -4,15 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from reference.model import Model
 from reference.model.errors import InputError
 from reference.model.trace import Trace, TracePoint, trace_points
 from suites.harness import bisect_tail
 from suites.harness.bisect import identities_of
 from suites.harness.bundle import Bundle
-from suites.harness.local import LocalRules, PointCheck, judge_point
+from suites.harness.local import judge_point
 from suites.harness.new_error import as_read
-from suites.harness.protocol import JudgedEngine, Progress
+from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Progress
 from suites.harness.rerun import run_engine
 from suites.harness.tail import BrokenLink, broken_tail
 from suites.harness.validate import Options, validate
@@ -62,6 +64,11 @@ def replay(
     """Judges the bundle's tensors and runs the engine at the same point. Raises InputError for a
     bundle that does not fit its model."""
     say = progress or (lambda text: None)
+    options_of(bundle)
+    if bundle.case.mode not in PREFILL_MODES:
+        raise InputError(
+            f"bundle: mode is {bundle.case.mode}, expected one of {', '.join(PREFILL_MODES)}"
+        )
     match bundle.kind:
         case "point":
             return _point(bundle, model, open_engine, say)
@@ -80,7 +87,7 @@ def _point(
     for name, value in bundle.inputs.items():
         kept.record(name, value)
     kept.record(point.name, bundle.arrays["got"])
-    recorded = _judge(model, kept, rules, point).check
+    recorded = judge_point(model, kept, rules, point).check
     say(f"the engine at {point.name}, on the recorded inputs")
     engine = open_engine()
     try:
@@ -89,24 +96,22 @@ def _point(
     finally:
         engine.close()
     seen = as_read(model, rules, again, bundle.inputs, point)
-    return Replayed(recorded, _judge(model, seen, rules, point).check, same)
-
-
-def _judge(model: Model, trace: Trace, rules: LocalRules, point: TracePoint) -> PointCheck:
-    """ValueError of arrays that do not fit the model's op becomes InputError."""
-    try:
-        return judge_point(model, trace, rules, point)
-    except (ValueError, IndexError) as error:
-        text = " ".join(str(error).split())
-        raise InputError(f"bundle: arrays do not fit {point.name} of its model: {text}") from None
+    return Replayed(recorded, judge_point(model, seen, rules, point).check, same)
 
 
 def _point_of(bundle: Bundle, model: Model) -> TracePoint:
-    name = bundle.meta["point"]
-    found = next((point for point in trace_points(model.spec) if point.name == name), None)
-    if found is None:
-        raise InputError(f"bundle: point is {name}, which its model does not have")
-    return found
+    """The broken point; InputError where it, or an array, is not one of the model's."""
+    points = {point.name: point for point in trace_points(model.spec)}
+    name = str(bundle.meta["point"])
+    for other, value in {**bundle.inputs, name: bundle.arrays["got"]}.items():
+        if other not in points:
+            raise InputError(f"bundle: point is {other}, which its model does not have")
+        size, rows = int(np.prod(points[other].shape)), len(bundle.tokens)
+        if len(value) not in (1, rows) or value.size != len(value) * size:
+            raise InputError(
+                f"bundle: array of {other} is {value.shape}, expected {rows} rows of {size} values"
+            )
+    return points[name]
 
 
 def _tail(
