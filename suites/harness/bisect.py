@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from reference.forward import DenseCache
 from reference.model import Model
-from suites.harness import bisect_forward, bisect_pair, bisect_tail, bisect_words
+from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tail, bisect_words
 from suites.harness.bisect_forward import Flows, ForwardFinding
 from suites.harness.bisect_tail import TailFinding
 from suites.harness.bundle import INPUT
@@ -123,11 +123,13 @@ class _Search:
             return self._tail(broken)
         if _is_op(broken):
             return self._forward(broken, [])
-        if broken.name.partition(": ")[2] in STATES:
+        if broken.name.endswith(": kv_write"):
+            return self._cache(broken)
+        if broken.name.endswith(": recurrent state"):
             return self._said(bisect_words.state(broken))
         if broken.name.startswith(BITS):
             return self._bits(broken)
-        return self._forward(broken, [f"{bisect_words.capital(broken.link)}."])
+        return self._forward(broken, bisect_words.logits(broken))
 
     def _said(self, lines: Sequence[str]) -> Finding:
         return Finding(self.verdict, self._paragraph(lines), self.case)
@@ -146,6 +148,9 @@ class _Search:
         finally:
             engine.close()
         lines = [*before, *bisect_forward.sentences(found)]
+        sound = found.broken is None and not found.logits_wrong and not found.untraced_wrong
+        if broken.name.startswith("decode") and sound:
+            lines += bisect_words.decode_alone(self.verdict)
         return Finding(
             self.verdict, self._paragraph(lines), case, forward=found, identities=identities
         )
@@ -170,9 +175,18 @@ class _Search:
             self.verdict, self._paragraph(lines), self.case, tail=found, identities=identities
         )
 
+    def _cache(self, broken: Check) -> Finding:
+        case = _case_of(self.verdict, broken, self.case)
+        engine = self.open_engine()
+        try:
+            found = bisect_cache.first_wrong(self.model, engine, case, self.flows, self.say)
+        finally:
+            engine.close()
+        return self._said([*bisect_words.state(broken), *bisect_cache.sentences(found)])
+
     def _bits(self, broken: Check) -> Finding:
         lines = bisect_words.bits(broken)
-        if len(self.options.modes) < 2:
+        if len(self.options.modes) < 2 or broken.name.startswith("eager"):
             return self._said(lines)
         case = _case_of(self.verdict, broken, self.case)
         engine = self.open_engine()

@@ -12,6 +12,7 @@ from reference.model.trace import TracePoint
 from suites.harness import hybrid, new_error
 from suites.harness.compare import compare_logits
 from suites.harness.damage import Damage, Layout, describe
+from suites.harness.damage_sums import wrong_part
 from suites.harness.hybrid import Hybrids
 from suites.harness.local import (
     Evaluated,
@@ -30,6 +31,7 @@ from suites.harness.rerun import (
     run_engine,
     run_reference,
     run_reference_on,
+    run_untraced,
 )
 from suites.harness.verdict import counted
 
@@ -51,6 +53,8 @@ class ForwardFinding:
 
     `broken` is the first point above its local limit on the engine's own inputs (None: no point
     is), with the arrays that were compared and their damage. `errors` holds every point.
+    `part` says which part of a product's sum is wrong, where one explains the damage.
+    `untraced_wrong` says the same of a run without a trace, where the traced one is right.
     """
 
     case: Case
@@ -60,8 +64,9 @@ class ForwardFinding:
     errors: Sequence[StageError]
     hybrids: Hybrids
     logits_wrong: bool
-    of_limit: float | None
+    untraced_wrong: bool | None
     kernels: tuple[str, ...]
+    part: str = ""
 
     @property
     def first_new(self) -> StageError | None:
@@ -82,7 +87,10 @@ def localise(
     errors = new_error.new_errors(model, case.rules, forced, given, judged.trace.distances, say)
     broken = first_broken(points)
     arrays = None if broken is None else evaluate_point(model, plain, case.rules, broken.point)
-    wrong, of_limit = _wrong(judged, last_logits(plain))
+    wrong, untraced = _wrong(judged, last_logits(plain)), None
+    if broken is None and not wrong:
+        say("bisect: engine without a trace")
+        untraced = _wrong(judged, run_untraced(engine, model, case))
     return ForwardFinding(
         case,
         broken,
@@ -91,9 +99,17 @@ def localise(
         errors,
         _hybrids(model, engine, case, plain, judged, dense, wrong, say),
         wrong,
-        of_limit,
+        untraced,
         () if broken is None else launched(plain, broken.point.name),
+        "" if arrays is None else _part(arrays),
     )
+
+
+def _part(arrays: Evaluated) -> str:
+    if arrays.matrix is None:
+        return ""
+    (x,) = arrays.inputs.values()
+    return wrong_part(arrays.got, arrays.want, arrays.limit, x, arrays.matrix)
 
 
 def damage_of(
@@ -128,10 +144,9 @@ def launched(trace: LaunchTrace, name: str) -> tuple[str, ...]:
     return tuple(sorted(" ".join(part for part in key if part) for key in keys))
 
 
-def _wrong(judged: Judged, logits: Any) -> tuple[bool, float | None]:
+def _wrong(judged: Judged, logits: Any) -> bool:
     expected = judged.expected
-    found = compare_logits(logits, expected.logits[-1], float(expected.limits[-1]))
-    return not found.ok, found.comparison.of_limit
+    return not compare_logits(logits, expected.logits[-1], float(expected.limits[-1])).ok
 
 
 def _hybrids(
@@ -149,13 +164,13 @@ def _hybrids(
     def reference_first(cut: int) -> bool:
         say(f"bisect: reference for {cut} of {len(names)} stages, then the engine")
         given = hybrid.values_before(model.spec, judged.trace, cut)
-        return _wrong(judged, last_logits(run_engine(engine, model, case, given)))[0]
+        return _wrong(judged, last_logits(run_engine(engine, model, case, given)))
 
     def engine_first(cut: int) -> bool:
         say(f"bisect: engine for {cut} of {len(names)} stages, then the reference")
         given = hybrid.values_before(model.spec, plain, cut)
         logits = run_reference_on(model, case, judged.choices, dense, given)
-        return _wrong(judged, logits)[0]
+        return _wrong(judged, logits)
 
     return hybrid.run_hybrids(names, reference_first, engine_first, plain_is_wrong)
 
@@ -168,7 +183,7 @@ def sentences(found: ForwardFinding) -> list[str]:
     case, broken = found.case, found.broken
     how = f"{case.mode} prefill of {counted(len(case.tokens), 'token')}"
     if broken is None:
-        return [*_nothing_local(found, how), found.hybrids.text()]
+        return _nothing_local(found, how)
     kernels = f", kernels {', '.join(found.kernels)}" if found.kernels else ""
     lines = [
         f"{place_of(broken.point)} breaks first, in the {how}: the op {broken.op} that makes "
@@ -176,6 +191,7 @@ def sentences(found: ForwardFinding) -> list[str]:
     ]
     if found.damage is not None:
         text = str(found.damage)
+        text = f"{text}; {found.part}" if found.part and not found.damage.values else text
         lines.append(f"{text[0].upper()}{text[1:]}.")
     else:
         lines.append(f"{broken.check.detail}.")
@@ -189,15 +205,25 @@ def place_of(point: TracePoint) -> str:
 
 
 def _nothing_local(found: ForwardFinding, how: str) -> list[str]:
-    if not found.logits_wrong:
+    if found.logits_wrong:
         return [
-            f"Run again with every point recorded, the {how} is right: every op is within its own "
-            "limit and the logits are within theirs. The fault does not come every time, or only "
-            "without a trace."
+            f"The last token's logits of the {how} are wrong although every op is within its own "
+            "limit on the inputs that it read: the error is one that no recorded point shows.",
+            found.hybrids.text(),
+        ]
+    lines = [
+        f"Run again with every point recorded, the {how} is right: every op is within its own "
+        "limit and the last token's logits are within theirs."
+    ]
+    if found.untraced_wrong:
+        return [
+            *lines,
+            "The same run without a trace is wrong: look at what it does otherwise (graph replay, "
+            "which row of logits it returns, what is not synchronised).",
         ]
     return [
-        f"The last token's logits of the {how} are wrong although every op is within its own limit "
-        "on the inputs that it read: the error is one that no recorded point shows."
+        *lines,
+        "A run without a trace is right as well, so it is not the forward pass of a prefill.",
     ]
 
 

@@ -104,6 +104,12 @@ def _facts(found: TailFinding) -> list[str]:
                     f"step: nothing was copied into it. The argmax on the device is right, token "
                     f"{tail.device_token} with stamp {tail.device_stamp}."
                 ]
+            if tail.staged_stamp == tail.poison:
+                return [
+                    f"Staging holds token {tail.staged_token}, but its stamp is still the poison "
+                    f"{tail.poison} that was put there before the step, expected "
+                    f"{tail.expected_stamp}: a part of the result was copied. {_device(tail)}"
+                ]
             if old:
                 return [
                     f"The staging stamp is old: staging holds {staging}, expected stamp "

@@ -64,8 +64,19 @@ def state(broken: Check) -> list[str]:
 def bits(broken: Check) -> list[str]:
     """Two runs that must have equal bits."""
     what = f"Every op is within its own limit, but {_said(broken)}."
+    if broken.name.startswith("eager per-token"):
+        return [
+            what,
+            "Traced, the per-token prefill launches each kernel itself; untraced, it replays one "
+            "captured graph. Look at what was captured that changes with the step (position, "
+            "token, address), and at which graph is replayed.",
+        ]
     if broken.name.startswith("eager"):
-        return [what, "The traced run launches each kernel itself; the other replays a graph."]
+        return [
+            what,
+            "A trace waits after every op and reads each value; without it nothing waits. Look at "
+            "what is not synchronised, and at what else differs between the two runs.",
+        ]
     if broken.name.startswith("decode equals"):
         return [
             what,
@@ -73,6 +84,24 @@ def bits(broken: Check) -> list[str]:
             "(position, token, cache address).",
         ]
     return [what, "The kparallel path promises equal bits whatever the number of columns."]
+
+
+def logits(broken: Check) -> list[str]:
+    """Logits or routing that no op accounts for."""
+    return [f"{capital(_said(broken))}."]
+
+
+def decode_alone(verdict: Verdict) -> list[str]:
+    """A decode step is wrong where a prefill of the same tokens is right."""
+    lines = [
+        "So it is decoding alone that is wrong: its graph is replayed once a token, and what "
+        "changes with the step is read from device memory (token, position, stamp)."
+    ]
+    for check in verdict.checks:
+        if check.name.startswith("decode equals") and check.state is State.DIVERGED:
+            lines.append(f"{capital(_said(check))}.")
+            break
+    return lines
 
 
 def gone(broken: Check) -> list[str]:

@@ -158,11 +158,23 @@ def _column_pattern(tokens: NDArray[np.int64], last: int, layout: Layout) -> str
     if repeats and len(hit) < len(np.unique(column)):
         noun = "column" if len(hit) == 1 else "columns"
         return f"at {noun} {runs(hit)} of every product of up to {layout.columns} columns"
+    edges = {"last": (every + 1) % layout.chunk == 0, "first": every % layout.chunk == 0}
+    edges["last"] |= every == last
+    for edge, of_chunk in edges.items():
+        if len(tokens) > 1 and np.array_equal(mine, of_chunk):
+            return f"at the {edge} token of every chunk (chunks of {layout.chunk})"
     count = last + 1
     part = count % layout.chunk
     first = count - part
     if part and first and np.array_equal(tokens, np.arange(first, count)):
         return f"at tokens {first} to {last}, the last and partial chunk ({part} of {layout.chunk})"
+    group = layout.chunk % layout.columns
+    inside = (every % layout.chunk >= layout.chunk - group) & (every < first)
+    if group and inside.any() and np.array_equal(tokens, every[inside]):
+        return (
+            f"at tokens {runs(tokens)}, the last and partial group of columns of each whole chunk "
+            f"({group} of {layout.columns})"
+        )
     if last // layout.chunk and np.array_equal(tokens, every[every >= layout.chunk]):
         return f"from token {layout.chunk} on, where chunk 1 begins (chunks of {layout.chunk})"
     return ""

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suites.harness.compare import Array
-from suites.harness.pair import POISON_BITS
 from suites.harness.tolerances import RELATION
 
 Mask = NDArray[np.bool_]
@@ -23,7 +22,10 @@ def relation(got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], c
     """
     bad = got[mask]
     if got.dtype.kind == "f" and not np.isfinite(bad).all():
-        return _not_finite(got, mask)
+        finite = mask & np.isfinite(got)
+        others = relation(got, want, finite, inputs, chunk) if finite.any() else ""
+        text = _not_finite(got, mask)
+        return f"{text}; of the others: {others}" if others else text
     wide, exact = got.astype(np.float64), want.astype(np.float64)
     damage = _norm(wide[mask] - exact[mask])
     if not np.isfinite(damage) or damage == 0:
@@ -38,9 +40,8 @@ def relation(got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], c
 def _not_finite(got: Array, mask: Mask) -> str:
     bad = np.ascontiguousarray(got[mask])
     nan, infinite = int(np.isnan(bad).sum()), int(np.isinf(bad).sum())
-    poison = 0
-    if bad.dtype == np.float32:
-        poison = int(np.count_nonzero(bad.view(np.uint32) == POISON_BITS))
+    # The engine poisons with bytes of 0xFF, whatever the type.
+    poison = int(np.count_nonzero((bad.view(np.uint8).reshape(len(bad), -1) == 0xFF).all(axis=1)))
     texts = []
     if poison == len(bad):
         return "they hold the poison of fresh memory: never written, or computed from what was not"

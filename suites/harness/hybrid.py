@@ -18,6 +18,9 @@ from suites.harness.verdict import counted
 
 Wrong = Callable[[int], bool]
 
+EVERY_CUT = 16
+"""Up to so many stages every cut is run where the two searches do not name one stage."""
+
 
 def stages(spec: ModelSpec) -> tuple[str, ...]:
     return ("embedding", *(f"layer {layer.index}" for layer in spec.layers), "output")
@@ -119,14 +122,19 @@ class Hybrids:
                 f"The hybrids span {_called(first)} to {_called(last)}: engine first and reference "
                 f"after goes wrong as soon as {_called(first)} is the engine's, reference first "
                 f"and engine after stays wrong until {_called(last)} is the reference's. So more "
-                f"than one stage breaks ({counted(runs, 'run')})."
+                f"than one stage breaks ({counted(runs, 'run')}, {self._seen()})."
             )
         one, other = self._one(self.reference_first), self._one(self.engine_first)
         return (
             "The hybrids do not agree, and not as several faults would make them: errors cancel "
             f"or need each other. Reference first and engine after {one}; engine first and "
-            f"reference after {other} ({counted(runs, 'run')}, every cut)."
+            f"reference after {other} ({counted(runs, 'run')}, {self._seen()})."
         )
+
+    def _seen(self) -> str:
+        every_cut = len(self.names) + 1
+        ran = (len(self.reference_first.wrong), len(self.engine_first.wrong))
+        return "every cut" if ran == (every_cut, every_cut) else "of the cuts that were run"
 
     @property
     def span(self) -> tuple[str | None, str | None]:
@@ -161,7 +169,8 @@ def _called(stage: str) -> str:
 def run_hybrids(
     names: tuple[str, ...], reference_first: Wrong, engine_first: Wrong, plain_is_wrong: bool
 ) -> Hybrids:
-    """Searches both ways; where the two can't both be right, every cut of both is run.
+    """Searches both ways. Every cut of both is run where they can't both be right, and where they
+    name two stages of a model that is not too deep for it.
 
     `plain_is_wrong`: the engine alone, which is cut 0 of the one and the last of the other. The
     reference alone is right by definition.
@@ -169,7 +178,8 @@ def run_hybrids(
     count = len(names)
     one = search(reference_first, count, {0: plain_is_wrong, count: False})
     other = search(engine_first, count, {0: False, count: plain_is_wrong})
-    if plain_is_wrong and not _in_order(one, other):
+    apart = one.stage != other.stage and count <= EVERY_CUT
+    if plain_is_wrong and (apart or not _in_order(one, other)):
 
         def remembered(found: Search, wrong: Wrong) -> Wrong:
             return lambda cut: found.wrong[cut] if cut in found.wrong else wrong(cut)

@@ -13,6 +13,7 @@ import numpy as np
 from reference.model import Model
 from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace, TracePoint, trace_points
+from reference.model.weights import Tensor
 from suites.harness.bounds_delta_net import DeltaRule
 from suites.harness.compare import Array, Comparison, compare, same_bits
 from suites.harness.protocol import Progress
@@ -90,13 +91,17 @@ def judge_point(model: Model, trace: Trace, rules: LocalRules, point: TracePoint
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What one op should have made of its recorded inputs (by point), and the limit of each."""
+    """What one op should have made of its recorded inputs (by point), and the limit of each.
+
+    `matrix` is the weight of a plain product.
+    """
 
     op: str
     inputs: Mapping[str, Array]
     got: Array
     want: Array
     limit: Array
+    matrix: Tensor | None = None
 
 
 def evaluate_point(
@@ -209,7 +214,8 @@ class _Walk:
             return None
         if not all(np.isfinite(value).all() for value in inputs.values()):
             return None
-        return Evaluated(op.name, inputs, got, *_evaluate(op, list(inputs.values()), got))
+        want, limit = _evaluate(op, list(inputs.values()), got)
+        return Evaluated(op.name, inputs, got, want, limit, op.matrix)
 
     def _known(self, point: TracePoint, op: Op) -> PointCheck | None:
         """The judgement of a point that was proven before; None where it has to be judged."""

@@ -86,6 +86,16 @@ def run_engine(
     return trace
 
 
+def run_untraced(engine: JudgedEngine, model: Model, case: Case) -> Array:
+    """Last-token logits (V,) of the case as production runs it."""
+    feed = engine.prefill_batched if case.mode == "batched" else engine.prefill_per_token
+    engine.reset()
+    feed(other_prompt(case.tokens, model.spec.vocab_size))
+    engine.reset()
+    row: Array = np.asarray(feed(case.tokens).logits)[-1]
+    return row
+
+
 class ReferenceTrace(Trace):
     """Keeps a float64 reference run in the engine's dtypes and measures the engine against it."""
 

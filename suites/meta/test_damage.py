@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.model.quant import format_of_type
+from reference.model.weights import Tensor
 from suites.harness.compare import Array
 from suites.harness.damage import Damage, Layout, describe, features_text, runs, tokens_text
+from suites.harness.damage_sums import wrong_part
 from suites.harness.tolerances import UNIT_ROUNDOFF
 
 ROWS, HEADS, SIZE = 21, 4, 64
@@ -48,6 +51,14 @@ EVERY = slice(None)
         (CHUNKED, slice(8, 21), "from token 8 on, where chunk 1 begins (chunks of 8)"),
         (CHUNKED, slice(3, 21, 4), "at column 3 of every product of up to 4 columns"),
         (CHUNKED, slice(4, 8), "at tokens 4 to 7, where a group of 4 columns begins"),
+        (
+            Layout(ROWS, chunk=10, columns=4),
+            [8, 9, 18, 19],
+            "at tokens 8, 9 and 18, 19, the last and partial group of columns of each whole chunk "
+            "(2 of 4)",
+        ),
+        (CHUNKED, [7, 15, 20], "at the last token of every chunk (chunks of 8)"),
+        (CHUNKED, [0, 8, 16], "at the first token of every chunk (chunks of 8)"),
         (Layout(ROWS), slice(5, 21), "from token 5 to the last, 20"),
         (Layout(ROWS), slice(0, 21, 5), "at every 5th token from 0 to 20"),
         (Layout(ROWS), [2, 3, 4, 9, 11], "at tokens 2 to 4, 9 and 11"),
@@ -169,6 +180,14 @@ def test_poison_is_told_from_another_nan() -> None:
     assert (found.bad, found.tokens) == (SIZE, "at token 4 only")
 
 
+def test_what_is_finite_beside_nan_is_described_too() -> None:
+    found = _described(Layout(ROWS), (EVERY,), lambda x: np.concatenate([x[:1] * np.nan, x[:-1]]))
+    assert found.values == (
+        f"{SIZE} of them are NaN; of the others: they are the values of the token before "
+        "(column c - 1)"
+    )
+
+
 def test_an_input_that_was_passed_on_is_named() -> None:
     want = _want()
     source = np.random.default_rng(6).normal(size=want.shape)
@@ -206,6 +225,73 @@ def test_one_sentence() -> None:
         "32 of 5,376 elements are above their limit: at token 20 only, the last, in head 1 of 4, "
         "in the last 32 of 64 elements of each head, its second half; they are 0; worst at token 20"
     )
+
+
+K, N = 1024, 40
+
+
+def _product_damage(changed: Callable[[Array, Array], Array], columns: int = K) -> str:
+    """Words on a product whose weights `changed(weights, k)` stand for what was summed."""
+    rng = np.random.default_rng(9)
+    weights = rng.normal(size=(N, columns)).astype(np.float32)
+    x = rng.normal(size=(ROWS, columns)).astype(np.float32)
+    tensor = Tensor("blk.0.w", format_of_type(0, "w"), (N, columns), weights.view(np.uint8))
+    wide = weights.astype(np.float64)
+    want = x.astype(np.float64) @ wide.T
+    wrong = changed(wide.copy(), np.arange(columns))
+    got = (x.astype(np.float64) @ wrong.T).astype(np.float32)
+    return wrong_part(got, want, columns * UNIT_ROUNDOFF * np.abs(want), x, tensor)
+
+
+def _times(weights: Array, columns: Array, factor: float) -> Array:
+    weights[:, columns] *= factor
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (
+            lambda w, k: _times(w, k // 8 % 32 >= 16, 0.0),
+            "part 4 to 7 of each block of 256 (parts of 32) (lane 16 to 31 (8-element stripes)): "
+            "it is missing",
+        ),
+        (
+            lambda w, k: _times(w, k // 8 % 32 == 5, 2.0),
+            "belongs to lane 5 (8-element stripes): it is counted twice",
+        ),
+        (
+            lambda w, k: _times(w, k % 256 // 32 == 3, 1.5),
+            "part 3 of each block of 256 (parts of 32) (lane 12 to 15 (8-element stripes)): "
+            "it is multiplied by 1.5",
+        ),
+        (
+            lambda w, k: _times(w, k >= K - 256, 0.0),
+            "block 3 of a row (blocks of 256): it is missing",
+        ),
+        (
+            lambda w, k: _times(w, k % 8 == 7, 0.0),
+            "place 7 of each 8-element stripe: it is missing",
+        ),
+    ],
+    ids=["half-wave", "lane-twice", "scale-of-a-sub-block", "last-block", "end-of-stripes"],
+)
+def test_which_part_of_a_sum(changed: Callable[[Array, Array], Array], text: str) -> None:
+    found = _product_damage(changed)
+    assert found.startswith("the error is the part of the sum that belongs to ")
+    assert found.endswith(text)
+
+
+def test_the_tail_of_a_row_that_was_not_summed() -> None:
+    found = _product_damage(lambda w, k: _times(w, k >= 512, 0.0), columns=600)
+    assert found.endswith("belongs to what is left after whole blocks of 256: it is missing")
+
+
+def test_a_sum_that_is_wrong_everywhere_has_no_part() -> None:
+    assert _product_damage(lambda w, k: w * 1.5) == ""
+    assert _product_damage(lambda w, k: w) == ""
+    noise = np.random.default_rng(10).normal(size=(N, K))
+    assert _product_damage(lambda w, k: w + noise) == ""
 
 
 @settings(max_examples=60, deadline=None)
