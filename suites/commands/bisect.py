@@ -3,10 +3,11 @@
 import argparse
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from backend_hip.runtimes import select_runtime
 from reference.model import Model
 from reference.model.errors import InputError
 from suites.commands import bisect_render, common, tables
@@ -110,6 +111,13 @@ def _bisect(arguments: argparse.Namespace) -> int:
     return verdict.exit_code
 
 
+def _check_as_recorded(arguments: argparse.Namespace, meta: Mapping[str, Any]) -> None:
+    """The recorded --shuffle and --sanitize, where the runtime here has them and none is asked."""
+    asked = common.checking_from(arguments).is_on
+    if not asked and select_runtime(arguments.device).kind == "cpu":
+        arguments.shuffle, arguments.sanitize = meta["shuffle"], meta["sanitize"]
+
+
 def opener_for(
     arguments: argparse.Namespace, model: Model, positions: int, progress: Callable[[str], None]
 ) -> common.EngineOpener:
@@ -127,6 +135,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         meta = bundle.meta
         for name in ("max_cols", "chunk", "path", "kv_type_k", "kv_type_v"):
             setattr(arguments, name, meta[name])
+        _check_as_recorded(arguments, meta)
         opener = opener_for(arguments, model, meta["context_length"], progress)
         result = replay(bundle, model, opener, progress)
     print(bisect_render.render_replay(bundle, result, opener.label, tables.width()))

@@ -11,6 +11,7 @@ from reference.model import Model
 from suites.commands import tables
 from suites.commands.validate import header
 from suites.harness import new_error
+from suites.harness import verdict as harness_verdict
 from suites.harness.bisect import Finding
 from suites.harness.bundle import Bundle, model_arrays, versions
 from suites.harness.hybrid import Search
@@ -21,6 +22,7 @@ from suites.harness.verdict import State, Verdict, json_number
 
 SCHEMA = "assay.bisect"
 SCHEMA_VERSION = 1
+SCHEMA_PATH = Path(harness_verdict.__file__).with_name("bisect.schema.json")
 HEADS = ("point", "op", "accumulated", "new", "new of limit", "")
 
 
@@ -69,7 +71,7 @@ def _times(of_limit: float | None) -> str:
 
 
 def to_json(found: Finding, verdict: Verdict, bundle: Path | None) -> dict[str, Any]:
-    """The JSON form, schema assay.bisect."""
+    """The JSON form; bisect.schema.json describes it."""
     forward = found.forward
     damage = None if forward is None else forward.damage
     broken = None if forward is None or forward.broken is None else forward.broken
@@ -174,6 +176,8 @@ def bundle_of(
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or arguments.max_cols,
         "context_length": context_length,
+        "shuffle": arguments.shuffle,
+        "sanitize": arguments.sanitize,
         "model": str(arguments.model),
         "model_sha256": model.file.sha256,
         "point": None if broken is None else broken.point.name,

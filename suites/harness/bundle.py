@@ -43,6 +43,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "kind": str, "summary": str, "mode": str, "path": str, "kv_type_k": str, "kv_type_v": str,
     "modes": list, "n_decode": int, "max_cols": int, "chunk": int, "context_length": int,
     "model": str, "model_sha256": str, "kernels": list, "command": list,
+    "shuffle": (int, type(None)), "sanitize": bool,
 }  # fmt: skip
 _ARRAYS = {"point": ("got", "want", "limit"), "tail": ("logits",), "run": ()}
 _TAIL = ("poison", "staged_token", "staged_stamp", "expected_stamp", "device_token", "device_stamp")

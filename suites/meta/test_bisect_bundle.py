@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from suites import cli
+from suites.commands.bisect_render import SCHEMA_PATH
 from suites.harness.bundle import Bundle
 from suites.meta.engine_faults import kernel
 from suites.meta.test_bisect import plant_column_shift, plant_stale_argmax
+from suites.meta.test_verdict import violations
 
 TOKENS = ",".join(str(3 * i + 1) for i in range(13))
 OPTIONS = ("--device", "cpu", "-n", "2", "--max-cols", "8")
@@ -41,6 +43,13 @@ def _bundle_of(plant: Callable[[pytest.MonkeyPatch], None], path: Path, *more: s
         return _main("bisect", *RUN, "--bundle", path, *more)
 
 
+def _document(path: Path) -> dict[str, Any]:
+    """What was written, once it was held to the schema."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert violations(document, json.loads(SCHEMA_PATH.read_text())) == []
+    return document
+
+
 def test_a_sound_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "b.npz"
     assert _main("bisect", *RUN, "--bundle", path, "--json", tmp_path / "j.json") == 0
@@ -48,7 +57,7 @@ def test_a_sound_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "There is nothing to bisect" in out
     assert out.endswith("\nok\n")
     assert not path.exists()
-    document = json.loads((tmp_path / "j.json").read_text())
+    document = _document(tmp_path / "j.json")
     assert (document["schema"], document["state"], document["bundle"]) == (
         "assay.bisect",
         "ok",
@@ -77,7 +86,7 @@ def test_a_broken_op_replays_where_the_fault_is_and_only_there(
     assert "breaks first" in out
     assert f"bundle    {path}\n" in out
     assert out.splitlines()[-1].startswith(f"diverged: {point} (")
-    document = json.loads((tmp_path / "j.json").read_text())
+    document = _document(tmp_path / "j.json")
     assert document["point"] == point
     assert document["verdict"]["schema"] == "assay.verdict"
 
@@ -102,7 +111,10 @@ def test_a_broken_op_replays_where_the_fault_is_and_only_there(
 
 def test_a_stale_argmax_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "b.npz"
-    assert _bundle_of(plant_stale_argmax, path) == 1
+    assert _bundle_of(plant_stale_argmax, path, "--json", tmp_path / "j.json") == 1
+    tail = _document(tmp_path / "j.json")["tail"]
+    assert tail["link"] == "device argmax"
+    assert tail["staged_stamp"] < tail["expected_stamp"]
     assert "the staging stamp is old too" in " ".join(capsys.readouterr().out.split())
     with pytest.MonkeyPatch.context() as patch:
         plant_stale_argmax(patch)
@@ -207,6 +219,7 @@ def _other_tokens(path: Path) -> None:
         (_meta(kind="tail"), "meta has no usable tail"),
         (_meta(point="ffn_up-77"), "point is ffn_up-77, which its model does not have"),
         (_meta(model_sha256="0" * 64), "has another SHA-256"),
+        (_meta(sanitize=None), "meta has no usable sanitize"),
         (_meta(max_cols="many"), "meta has no usable max_cols"),
         (_meta(modes=["sideways"]), "prefill is sideways"),
         (_meta(path="quick"), "path is quick"),
