@@ -277,6 +277,46 @@ def test_a_wrong_cache_behind_right_keys(device: Device) -> None:
     assert "What the sequence leaves behind is wrong: " in found.paragraph
     assert "K of layer 1" in found.paragraph
     assert "Every op up to the keys and values is right" in found.paragraph
+    assert (
+        "Of K in layer 1, against Kcur_pos-1: 64 of 1,344 elements have other bits: at token 20 "
+        "only, the last, in every head; they are 0;"
+    ) in found.paragraph
+
+
+class _OldPosition(Engine):
+    """Decoding replays its graph at the position before."""
+
+    def _advance(self, token: int) -> None:
+        self._position -= 1
+        super()._advance(token)
+        self._position += 1
+
+
+def test_what_only_decoding_gets_wrong(device: Device) -> None:
+    found = _bisect(device, engine=_OldPosition)
+    assert found.exit_code == 1
+    for text in (
+        "the batched prefill of 23 tokens is right: every op is within its own limit",
+        "A run without a trace is right as well",
+        "So it is decoding alone that is wrong: its graph is replayed once a token",
+        "Logits after 2 decode steps differ from a prefill of the same tokens",
+    ):
+        assert text in found.paragraph
+
+
+class _TracedIsBetter(Engine):
+    """Untraced, the prompt is fed backwards."""
+
+    def prefill_per_token(self, tokens: Any, *, trace: Any = None, **options: Any) -> Any:
+        order = tokens if trace is not None else (*tokens[-2::-1], tokens[-1])
+        return super().prefill_per_token(order, trace=trace, **options)
+
+
+def test_a_run_that_is_right_only_with_a_trace(device: Device) -> None:
+    found = _bisect(device, engine=_TracedIsBetter, modes=("per-token",))
+    assert found.exit_code == 1
+    assert "but untraced logits differ from the traced run's" in found.paragraph
+    assert "it replays one captured graph" in found.paragraph
 
 
 def test_bits_that_differ_within_limits_are_traced_to_where_they_part(
