@@ -85,14 +85,14 @@ def describe(
     bad = int(np.count_nonzero(mask))
     if not bad:
         return Damage(0, mask.size, "", "", "", "", "", mask)
-    starts = _chunk_starts(layout)
+    flows = (layout.chunk, layout.columns) if layout.batched else (0, 0)
     return Damage(
         bad,
         mask.size,
         tokens_text(np.flatnonzero(mask.any(axis=(1, 2))), rows, layout),
         _heads_text(np.flatnonzero(mask.any(axis=(0, 2))), layout),
         features_text(np.flatnonzero(mask.any(axis=(0, 1))), mask.shape[2], layout.heads > 1),
-        relation(got, want, mask, inputs or {}, starts),
+        relation(got, want, mask, inputs or {}, *flows),
         _worst(got, want, error, limit, layout),
         mask,
     )
@@ -163,6 +163,8 @@ def _column_pattern(tokens: NDArray[np.int64], last: int, layout: Layout) -> str
     for edge, of_chunk in edges.items():
         if len(tokens) > 1 and np.array_equal(mine, of_chunk):
             return f"at the {edge} token of every chunk (chunks of {layout.chunk})"
+        if len(tokens) > 1 and np.array_equal(mine, ~of_chunk):
+            return f"at all but the {edge} token of every chunk (chunks of {layout.chunk})"
     count = last + 1
     part = count % layout.chunk
     first = count - part
@@ -178,10 +180,6 @@ def _column_pattern(tokens: NDArray[np.int64], last: int, layout: Layout) -> str
     if last // layout.chunk and np.array_equal(tokens, every[every >= layout.chunk]):
         return f"from token {layout.chunk} on, where chunk 1 begins (chunks of {layout.chunk})"
     return ""
-
-
-def _chunk_starts(layout: Layout) -> int:
-    return layout.chunk if layout.batched else 0
 
 
 # --- heads and features -------------------------------------------------------------------------

@@ -15,22 +15,24 @@ from suites.harness.tolerances import RELATION
 Mask = NDArray[np.bool_]
 
 
-def relation(got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], chunk: int) -> str:
+def relation(
+    got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], chunk: int, columns: int = 0
+) -> str:
     """The simplest relation between got and want (rows, heads, size) over `mask`; empty for none.
 
-    `chunk` is the engine's tokens a flow, 0 for token by token.
+    `chunk` is the engine's tokens a flow, `columns` those of a product, 0 for token by token.
     """
     bad = got[mask]
     if got.dtype.kind == "f" and not np.isfinite(bad).all():
         finite = mask & np.isfinite(got)
-        others = relation(got, want, finite, inputs, chunk) if finite.any() else ""
+        others = relation(got, want, finite, inputs, chunk, columns) if finite.any() else ""
         text = _not_finite(got, mask)
         return f"{text}; of the others: {others}" if others else text
     wide, exact = got.astype(np.float64), want.astype(np.float64)
     damage = _norm(wide[mask] - exact[mask])
     if not np.isfinite(damage) or damage == 0:
         return ""
-    for text, model in _hypotheses(wide, exact, mask, inputs, chunk):
+    for text, model in _hypotheses(wide, exact, mask, inputs, chunk, columns):
         left = _norm(wide[mask] - model[mask])
         if left <= RELATION.share * damage:  # NaN, where the model has no value, does not pass
             return text
@@ -55,7 +57,7 @@ def _not_finite(got: Array, mask: Mask) -> str:
 
 
 def _hypotheses(
-    got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], chunk: int
+    got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], chunk: int, columns: int
 ) -> Iterator[tuple[str, Array]]:
     yield "they are 0", np.zeros_like(want)
     for name, value in inputs.items():
@@ -63,16 +65,18 @@ def _hypotheses(
             yield f"they are the input {name}, unchanged", value.reshape(want.shape)
     if np.count_nonzero(mask) < RELATION.elements:
         return  # a few elements fit anything below
-    yield from _rows(want, chunk)
+    yield from _rows(want, chunk, columns)
     yield from _elements(want)
     if want.shape[1] > 1:
         yield from _heads(got, want, mask)
     yield from _fitted(got, want, mask)
 
 
-def _rows(want: Array, chunk: int) -> Iterator[tuple[str, Array]]:
+def _rows(want: Array, chunk: int, columns: int) -> Iterator[tuple[str, Array]]:
     """Another token's values."""
     steps = {1: "the token before (column c - 1)", -1: "the token after (column c + 1)"}
+    if 1 < columns != chunk:
+        steps |= {columns: f"the same column of the product before ({columns} tokens back)"}
     if chunk > 1:
         steps |= {chunk: f"the same place of the chunk before ({chunk} tokens back)"}
     for step, name in steps.items():

@@ -58,6 +58,11 @@ EVERY = slice(None)
             "(2 of 4)",
         ),
         (CHUNKED, [7, 15, 20], "at the last token of every chunk (chunks of 8)"),
+        (
+            Layout(ROWS, chunk=8, columns=8),
+            [i for i in range(ROWS) if (i + 1) % 8 and i != ROWS - 1],
+            "at all but the last token of every chunk (chunks of 8)",
+        ),
         (CHUNKED, [0, 8, 16], "at the first token of every chunk (chunks of 8)"),
         (Layout(ROWS), slice(5, 21), "from token 5 to the last, 20"),
         (Layout(ROWS), slice(0, 21, 5), "at every 5th token from 0 to 20"),
@@ -138,6 +143,10 @@ def test_which_elements(hit: Any, count: int, text: str) -> None:
         (
             CHUNKED, (slice(8, ROWS),), lambda x: np.roll(x, 8, axis=0),
             "they are the values of the same place of the chunk before (8 tokens back)",
+        ),
+        (
+            CHUNKED, (slice(4, ROWS),), lambda x: np.roll(x, 4, axis=0),
+            "they are the values of the same column of the product before (4 tokens back)",
         ),
         (
             CHUNKED, (slice(1, ROWS),), lambda x: x[np.arange(ROWS) // 8 * 8],
