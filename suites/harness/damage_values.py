@@ -14,6 +14,9 @@ from suites.harness.tolerances import RELATION
 
 Mask = NDArray[np.bool_]
 
+MATCHED_ELEMENTS = 1 << 24
+"""Tokens or heads are matched with one another up to so many comparisons of elements."""
+
 
 def relation(
     got: Array, want: Array, mask: Mask, inputs: Mapping[str, Array], chunk: int, columns: int = 0
@@ -68,7 +71,8 @@ def _hypotheses(
     yield from _rows(want, chunk, columns)
     yield from _elements(want)
     if want.shape[1] > 1:
-        yield from _heads(got, want, mask)
+        yield from _matched(got, want, mask, 1, "head")
+    yield from _matched(got, want, mask, 0, "token")
     yield from _fitted(got, want, mask)
 
 
@@ -102,18 +106,24 @@ def _elements(want: Array) -> Iterator[tuple[str, Array]]:
         yield "the two halves are swapped", np.roll(want, size // 2, axis=2)
 
 
-def _heads(got: Array, want: Array, mask: Mask) -> Iterator[tuple[str, Array]]:
-    """Heads that hold other heads: each damaged head is matched with the nearest one."""
-    hit = np.flatnonzero(mask.any(axis=(0, 2)))
-    taken = np.arange(want.shape[1])
-    for head in hit:
-        rows = mask[:, head].any(axis=1)
-        distances = [_norm(got[rows, head] - want[rows, other]) for other in range(want.shape[1])]
-        taken[head] = int(np.argmin(distances))
-    pairs = [f"{head} holds head {taken[head]}" for head in hit if taken[head] != head]
-    shown = ", head ".join(pairs[:3]) + (" and so on" if len(pairs) > 3 else "")
+def _matched(
+    got: Array, want: Array, mask: Mask, axis: int, noun: str
+) -> Iterator[tuple[str, Array]]:
+    """Tokens or heads that hold others: each damaged one is matched with the nearest one."""
+    hit = np.flatnonzero(mask.any(axis=tuple({0, 1, 2} - {axis})))
+    count = want.shape[axis]
+    if len(hit) * count * (want.size // count) > MATCHED_ELEMENTS:
+        return
+    taken = np.arange(count)
+    for one in hit:
+        inside = mask.take(one, axis)
+        mine = got.take(one, axis)[inside]
+        distances = [_norm(mine - want.take(other, axis)[inside]) for other in range(count)]
+        taken[one] = int(np.argmin(distances))
+    pairs = [f"{one} holds {noun} {taken[one]}" for one in hit if taken[one] != one]
+    shown = f", {noun} ".join(pairs[:3]) + (" and so on" if len(pairs) > 3 else "")
     if pairs:
-        yield f"head {shown}", want[:, taken]
+        yield f"{noun} {shown}", want.take(taken, axis)
 
 
 def _fitted(got: Array, want: Array, mask: Mask) -> Iterator[tuple[str, Array]]:

@@ -161,6 +161,10 @@ def test_which_elements(hit: Any, count: int, text: str) -> None:
             "head 1 holds head 2, head 2 holds head 1",
         ),
         (
+            Layout(ROWS), ([9, 10],), lambda x: np.broadcast_to(x[8:9], x.shape),
+            "token 9 holds token 8, token 10 holds token 8",
+        ),
+        (
             Layout(ROWS), (EVERY,),
             lambda x: x.reshape(ROWS, 1, SIZE // 2, 2)[..., ::-1].reshape(x.shape),
             "neighbours are swapped",
