@@ -1,8 +1,6 @@
 """`assay bisect MODEL`: what broke, where, and what the damage looks like; with a repro bundle."""
 
 import argparse
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +8,7 @@ from typing import Any
 from backend_hip.runtimes import select_runtime
 from reference.model import Model
 from reference.model.errors import InputError
-from suites.commands import bisect_render, common, tables
+from suites.commands import bisect_git, bisect_render, common, tables
 from suites.commands import validate as validating
 from suites.harness.bisect import bisect
 from suites.harness.bisect_forward import Flows
@@ -49,34 +47,28 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--replay", type=Path, metavar="FILE.npz", help="replay a repro bundle instead of MODEL"
     )
-    git = git_search()
-    if git is not None:
-        git.add_options(parser)
+    bisect_git.add_options(parser)
     parser.set_defaults(run=run)
 
 
-def git_search() -> Any:
-    """The module behind --git; None where this tree has none."""
-    name = "suites.commands.bisect_git"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
-
-
 def run(arguments: argparse.Namespace) -> int:
-    git = getattr(arguments, "git", None)
     asked = {
         "MODEL": arguments.model is not None,
         "--replay": arguments.replay is not None,
-        "--git": git is not None,
+        "--git": arguments.git is not None,
     }
     ways = [name for name, given in asked.items() if given]
     if len(ways) != 1:
         got = " and ".join(ways) if ways else "none of them"
         raise InputError(f"bisect: got {got}, expected one of {', '.join(asked)}")
-    if git is not None:
-        if arguments.bundle is not None:
-            raise InputError("--bundle goes with MODEL, expected it without --git")
-        code: int = git_search().run(arguments)
-        return code
+    if ways != ["MODEL"]:
+        for name in ("prompt", "tokens", "prefill", "bundle"):
+            if getattr(arguments, name) is not None:
+                raise InputError(f"--{name} goes with MODEL, expected it without {ways[0]}")
+    if arguments.git is not None:
+        return bisect_git.run(arguments)
+    if arguments.case is not None:
+        raise InputError(f"--case goes with --git, expected it without {ways[0]}")
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
     common.require_writable("--bundle", arguments.bundle)
@@ -126,9 +118,6 @@ def opener_for(
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    for name in ("prompt", "tokens", "prefill", "bundle"):
-        if getattr(arguments, name) is not None:
-            raise InputError(f"--{name} goes with MODEL, expected it without --replay")
     bundle = Bundle.load(arguments.replay)
     common.require_apart("--json", arguments.json, arguments.replay)
     with common.ProgressReport() as progress, model_of(bundle) as model:
