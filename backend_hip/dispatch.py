@@ -4,15 +4,27 @@ Counting is how a verdict knows that the path it names really ran: `routes` hold
 registry row, with graph replays counted for every kernel that the graph holds.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from backend_hip.compile import KernelSource, build
+from backend_hip.compile import KernelSource, build, flatten
 from backend_hip.device import Device, Graph, Kernel, Module, Progress
 from backend_hip.registry import KernelRow, Key, Registry
 from backend_hip.wave import WAVE
+
+
+@dataclass(frozen=True)
+class KernelIdentity:
+    """What a loaded kernel was made of, each a SHA-256 in hex: source text with its defines, and
+    code object, which depends on compiler and architecture too."""
+
+    name: str
+    source_sha256: str
+    code_sha256: str
 
 
 class CountedGraph:
@@ -47,6 +59,7 @@ class Kernels:
             key: source_of(row, parameters, _size(key)) for key, row in zip(keys, rows, strict=True)
         }
         code = build(device, list(sources.values()), progress=progress)
+        self._code = {key: (source, code[source]) for key, source in sources.items()}
         loaded: dict[KernelSource, Module] = {}
         for key, row in zip(keys, rows, strict=True):
             source = sources[key]
@@ -59,6 +72,17 @@ class Kernels:
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
         return self._required(key).block
+
+    def identities(self) -> Mapping[str, KernelIdentity]:
+        """By registry row, as `route_name` writes it."""
+        return {
+            route_name(key): KernelIdentity(
+                source.name,
+                _sha256(source.name.encode() + b"\0" + flatten(source.file).encode()),
+                _sha256(code),
+            )
+            for key, (source, code) in self._code.items()
+        }
 
     def launch(self, key: Key, grid: tuple[int, int], *arguments: Any) -> None:
         """Queues one kernel. A key that the gate did not ask for is a programming error."""
@@ -93,6 +117,11 @@ class Kernels:
             self._modules.pop().unload()
 
 
+def route_name(key: Key) -> str:
+    """A registry row as routes name it: "op variant path"."""
+    return " ".join(part for part in key if part)
+
+
 def source_of(row: KernelRow, parameters: Mapping[str, int], size: int = 0) -> KernelSource:
     """What to compile for a row.
 
@@ -103,6 +132,10 @@ def source_of(row: KernelRow, parameters: Mapping[str, int], size: int = 0) -> K
     if row.sized:
         chosen += ((row.sized, size),)
     return KernelSource(row.file, (*sizes, *row.defines, *chosen))
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _size(key: Key) -> int:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
-from backend_hip.dispatch import CountedGraph, Kernels
+from backend_hip.dispatch import CountedGraph, Kernels, route_name
 from backend_hip.forward import Forward
 from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Registry, requirements
@@ -331,7 +331,7 @@ class Engine:
             held, offset = self._scratch.all_logits(), (len(rows[-1]) - 1) * held.width * 4
         tail = self._tail.record(held.buffer, offset, self.model.spec.vocab_size, self._stamp)
         ran = {
-            " ".join(part for part in key if part): count - before.get(key, 0)
+            route_name(key): count - before.get(key, 0)
             for key, count in self.kernels.routes.items()
             if count > before.get(key, 0)
         }

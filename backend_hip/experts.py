@@ -34,16 +34,19 @@ class ExpertScratch:
 
 
 def route(flow: Flow, experts: ExpertsSpec, routing: Routing) -> None:
-    """Chooses each token's experts from its logits; groups pairs by expert for a batched flow."""
-    size = f"@{experts.count}"
+    """Chooses each token's experts from its logits, and weighs them."""
     flow.kernels.launch(
-        ("route", size, "any"),
+        ("route", f"@{experts.count}", "any"),
         (flow.tokens, 1),
         *(routing.logits.pointer, routing.chosen, routing.weights.pointer, experts.used),
     )
+
+
+def group_by_expert(flow: Flow, experts: ExpertsSpec, routing: Routing) -> None:
+    """Orders the chosen pairs by expert, which only a batched flow needs."""
     if flow.batched:
         flow.kernels.launch(
-            ("group_by_expert", size, "any"),
+            ("group_by_expert", f"@{experts.count}", "any"),
             (1, 1),
             *(routing.chosen, routing.offsets, routing.slots, flow.tokens * experts.used),
         )

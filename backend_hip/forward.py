@@ -4,9 +4,12 @@ Everything here queues kernels; nothing waits, except for a trace, which reads e
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backend_hip import delta_net, experts, ops
 from backend_hip.delta_net import RecurrentState
@@ -21,21 +24,39 @@ from reference.model.architectures import ARCHITECTURES
 from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace
 
+FUSED: Mapping[str, str] = {"ffn_norm": "ffn_inp", "ffn_moe_weights": "ffn_moe_topk"}
+"""Points (stems) that one kernel makes together with one of their inputs: a trace's replacement of
+that input comes too late for them."""
+
 
 @dataclass(frozen=True)
 class _Chunk:
-    """One flow and where its values are recorded."""
+    """One flow and where its values are recorded.
+
+    What is recorded is what the next operation reads, and a trace may replace it there.
+    """
 
     flow: Flow
     trace: Trace | None
 
     def record(self, name: str, values: Values, *shape: int, rows: int = 0) -> None:
         if self.trace is not None:
-            self.trace.record(name, values.download(rows or self.flow.tokens, *shape))
+            value = values.download(rows or self.flow.tokens, *shape)
+            self._exchange(self.trace, name, value, values.buffer, values.offset_nbytes)
 
     def record_integers(self, name: str, buffer: Buffer, width: int) -> None:
         if self.trace is not None:
-            self.trace.record(name, buffer.download((self.flow.tokens, width), np.int32))
+            value = buffer.download((self.flow.tokens, width), np.int32)
+            self._exchange(self.trace, name, value, buffer, 0)
+
+    @staticmethod
+    def _exchange(
+        trace: Trace, name: str, value: NDArray[Any], buffer: Buffer, offset_nbytes: int
+    ) -> None:
+        trace.record(name, value)
+        replacement = trace.replacement(name, value)
+        if replacement is not None:
+            buffer.upload(replacement, offset_nbytes)
 
 
 class Forward:
@@ -221,9 +242,9 @@ class Forward:
         record(f"z-{i}", s.z)
         ops.linear(flow, s.normed, w["ssm_beta"], s.beta)
         ops.linear(flow, s.normed, w["ssm_alpha"], s.alpha)
+        record(f"alpha-{i}", s.alpha)
         delta_net.gates(flow, s.alpha, w["ssm_dt.bias"], w["ssm_a"], s.beta, s.decay)
         record(f"beta-{i}", s.beta)
-        record(f"alpha-{i}", s.alpha)
         record(f"log_decay-{i}", s.decay)
         delta_net.convolve(flow, s.qkv, w["ssm_conv1d"], state, s.convolved)
         record(f"conv_output_silu-{i}", s.convolved)
@@ -286,10 +307,11 @@ class Forward:
         assert spec is not None
         i, w = layer.index, self._weights.layers[layer.index]
         ops.linear(flow, router_input, w["ffn_gate_inp"], s.routing.logits)
-        experts.route(flow, spec, s.routing)
         record(f"ffn_moe_logits-{i}", s.routing.logits)
+        experts.route(flow, spec, s.routing)
         chunk.record_integers(f"ffn_moe_topk-{i}", s.routing.chosen, spec.used)
         record(f"ffn_moe_weights-{i}", s.routing.weights)
+        experts.group_by_expert(flow, spec, s.routing)
         matrices = (w["ffn_gate_exps"], w["ffn_up_exps"], w["ffn_down_exps"])
         scales = w.get("ffn_down_exps.scale") or self._ones[spec.count]
         activation = self._spec.activation

@@ -43,13 +43,19 @@ class Values:
         return Values(self.buffer, self.width, self.rows - first, self.first + first)
 
     @property
+    def offset_nbytes(self) -> int:
+        """Of row 0 in the buffer."""
+        return self.first * self.width * 4
+
+    @property
     def pointer(self) -> DevicePointer:
         return self.row(0)
 
     def download(self, rows: int, *shape: int) -> NDArray[np.float32]:
         """A host copy of the first `rows` rows, each reshaped to `shape`."""
-        offset = self.first * self.width * 4
-        return self.buffer.download((rows, *(shape or (self.width,))), np.float32, offset)
+        return self.buffer.download(
+            (rows, *(shape or (self.width,))), np.float32, self.offset_nbytes
+        )
 
 
 @dataclass(frozen=True)

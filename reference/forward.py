@@ -6,7 +6,7 @@ between architectures is data in ModelSpec. Operations are called through their 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -43,10 +43,12 @@ class _Chunk:
         return len(self.tokens)
 
     def record(self, name: str, value: Array) -> Array:
-        """Passes `value` on, kept in the trace where there is one."""
-        if self.trace is not None and len(value):
-            self.trace.record(name, value)
-        return value
+        """Passes `value` on, kept in the trace where there is one, which may replace it."""
+        if self.trace is None or not len(value):
+            return value
+        self.trace.record(name, value)
+        replacement = self.trace.replacement(name, value)
+        return value if replacement is None else replacement
 
 
 class Reference:
@@ -143,7 +145,7 @@ class Reference:
         record = chunk.record
 
         x = self._embed(weights.top["token_embd"], tokens) * self.dtype.type(spec.embedding_scale)
-        record("inp_embd", x)
+        x = record("inp_embd", x)
         per_layer = self._per_layer_inputs(chunk, x) if spec.per_layer_length else None
 
         for layer in spec.layers:
@@ -166,7 +168,7 @@ class Reference:
                 x = x + self._per_layer_output(chunk, layer, x, per_layer[:, i])
             if layer.output_scale:
                 x = x * self.dtype.type(w["layer_output_scale"].vector()[0])
-            record(f"l_out-{i}", x)
+            x = record(f"l_out-{i}", x)
 
         cache.position += len(tokens)
         last = x[len(x) - want_rows :]
@@ -214,7 +216,7 @@ class Reference:
         mixed = attention_module.attention(
             q, keys, values, cache.position, layer.window, spec.attention_scale
         )
-        record(f"kqv_out-{i}", mixed)
+        mixed = record(f"kqv_out-{i}", mixed)
         if gate is not None:
             mixed = record(f"attn_gated-{i}", mixed * ops.sigmoid(gate))
         return record(f"attn_out-{i}", self._project(mixed, w["attn_output"]))
@@ -231,14 +233,14 @@ class Reference:
         beta = record(f"beta-{i}", ops.sigmoid(self._project(normed, w["ssm_beta"])))
         alpha = record(f"alpha-{i}", self._project(normed, w["ssm_alpha"]))
         decay = delta_net.log_decay(alpha, w["ssm_dt.bias"].vector(), w["ssm_a"].vector())
-        record(f"log_decay-{i}", decay)
+        decay = record(f"log_decay-{i}", decay)
         mixed = delta_net.convolve(qkv, w["ssm_conv1d"].vector(), state)
-        record(f"conv_output_silu-{i}", mixed)
+        mixed = record(f"conv_output_silu-{i}", mixed)
         q, k, v = np.split(mixed, (net.key_length, 2 * net.key_length), axis=-1)
         q = delta_net.unit_heads(q.reshape(count, net.key_heads, size), epsilon)
         k = delta_net.unit_heads(k.reshape(count, net.key_heads, size), epsilon)
         q = record(f"q_conv-{i}", q / np.sqrt(self.dtype.type(size)))
-        record(f"k_conv-{i}", k)
+        k = record(f"k_conv-{i}", k)
         # Value head h reads key head h mod NK: the key heads are tiled, not grouped.
         tiled = np.arange(net.value_heads) % net.key_heads
         out = delta_net.step_form(
@@ -249,7 +251,7 @@ class Reference:
             beta,
             state,
         )
-        record(f"delta_out-{i}", out)
+        out = record(f"delta_out-{i}", out)
         out = self._norm(out, w["ssm_norm"]) * ops.silu(z).reshape(out.shape)
         out = record(f"delta_gated-{i}", out.reshape(count, net.value_length))
         return record(f"attn_out-{i}", self._project(out, w["ssm_out"]))
@@ -275,7 +277,7 @@ class Reference:
         scale = w["ffn_gate_inp.scale"].vector().astype(x.dtype)
         root = np.sqrt(x.dtype.type(self.model.spec.embedding_length))
         router_input = ops.rms_norm(x, None, self.model.spec.rms_epsilon) / root * scale
-        record(f"ffn_moe_router-{i}", router_input)
+        router_input = record(f"ffn_moe_router-{i}", router_input)
         expert_input = record(f"ffn_norm_2-{i}", self._norm(x, w["pre_ffw_norm_2"]))
         routed = self._experts(chunk, layer, router_input, expert_input)
         routed = record(f"ffn_moe_normed-{i}", self._norm(routed, w["post_ffw_norm_2"]))
@@ -286,12 +288,11 @@ class Reference:
     ) -> Array:
         i, w, record = layer.index, self.model.weights.layers[layer.index], chunk.record
         assert layer.experts is not None
-        routing = self._route(
-            chunk.positions, layer, self._project(router_input, w["ffn_gate_inp"])
-        )
-        record(f"ffn_moe_logits-{i}", routing.logits)
-        record(f"ffn_moe_topk-{i}", routing.experts)
-        record(f"ffn_moe_weights-{i}", routing.weights)
+        logits = record(f"ffn_moe_logits-{i}", self._project(router_input, w["ffn_gate_inp"]))
+        routing = self._route(chunk.positions, layer, logits)
+        chosen = record(f"ffn_moe_topk-{i}", routing.experts)
+        weights = record(f"ffn_moe_weights-{i}", routing.weights)
+        routing = replace(routing, experts=chosen, weights=weights)
 
         def expert(e: int) -> tuple[Array, Array, Array]:
             gate, up, down = (
@@ -315,7 +316,7 @@ class Reference:
         gate = record(f"ffn_gate{suffix}-{i}", self._project(normed, w[f"ffn_gate{suffix}"]))
         up = record(f"ffn_up{suffix}-{i}", self._project(normed, w[f"ffn_up{suffix}"]))
         inner = ops.gated(gate, up, self.model.spec.activation)
-        record(f"ffn_act{suffix}-{i}", inner)
+        inner = record(f"ffn_act{suffix}-{i}", inner)
         out = self._project(inner, w[f"ffn_down{suffix}"])
         return record(f"ffn_shexp-{i}", out) if suffix else out
 

@@ -125,15 +125,38 @@ def trace_points(spec: ModelSpec) -> tuple[TracePoint, ...]:
 
 @dataclass
 class Trace:
-    """Values recorded by one forward pass; chunks of a prompt are joined along the token axis."""
+    """Values recorded by one forward pass; chunks of a prompt are joined along the token axis.
+
+    `replacements` holds arrays (rows, ...) by point: once the pass has recorded its own value of
+    such a point, it goes on with these rows instead, so that one side can be run on another's
+    values. Kcur and Vcur of a layer whose V is its raw K are one value in an engine, and so are
+    ffn_moe_out and ffn_out where nothing is added to them: replace both or neither.
+    """
 
     tokens: tuple[int, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
+    replacements: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     _parts: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
 
     def record(self, name: str, value: NDArray[Any]) -> None:
         """Keeps a copy of `value` (rows, ...)."""
         self._parts.setdefault(name, []).append(np.array(value, copy=True))
+
+    def replacement(self, name: str, value: NDArray[Any]) -> NDArray[Any] | None:
+        """What to go on with instead of `value`, which was recorded last; None: with itself.
+
+        Shape and dtype are value's. InputError where the replacement lacks rows or has others.
+        """
+        if name not in self.replacements:
+            return None
+        given, done = self.replacements[name], sum(len(part) for part in self._parts[name])
+        rows = given[done - len(value) : done]
+        if rows.size != value.size:
+            raise InputError(
+                f"trace: replacement of {name} is {given.shape}, expected rows up to {done} of "
+                f"{value.shape[1:]}"
+            )
+        return np.ascontiguousarray(rows.reshape(value.shape), dtype=value.dtype)
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:

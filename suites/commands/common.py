@@ -6,6 +6,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -273,6 +274,22 @@ def open_engine(
         judge=judge,
         progress=progress,
     )
+
+
+@dataclass
+class EngineOpener:
+    """Opens an engine when a judge asks for one, and remembers which runtime it runs on."""
+
+    arguments: argparse.Namespace
+    model: Model
+    positions: int
+    progress: Callable[[str], None]
+    label: str = "none"
+
+    def __call__(self) -> "Engine":
+        engine = open_engine(self.arguments, self.model, self.positions, self.progress)
+        self.label = engine.device.label
+        return engine
 
 
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

@@ -1,14 +1,13 @@
 """`assay validate MODEL`: reference against engine, mode against mode, link by link."""
 
 import argparse
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from backend_hip.runtimes.checking import Checking
 from reference.model import Model
 from suites.commands import common, tables
-from suites.harness.protocol import PREFILL_MODES, JudgedEngine
+from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
@@ -34,6 +33,12 @@ def add(subparsers: Any) -> None:
         epilog=VALIDATE_LINE,
     )
     common.add_model(parser)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What a run of validate is made of, besides the model."""
     common.add_prompt(parser)
     parser.add_argument(
         "--prefill",
@@ -51,29 +56,33 @@ def add(subparsers: Any) -> None:
     )
     common.add_engine(parser)
     common.add_json(parser)
-    parser.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def read_options(arguments: argparse.Namespace) -> Options:
+    """InputError for prefill modes that are none or that the environment forbids."""
     asked = None
     if arguments.prefill is not None:
         asked = tuple(part.strip() for part in arguments.prefill.split(","))
     switch = common.prefill_switch(asked)
     modes = asked or (PREFILL_MODES[:1] if switch == "off" else PREFILL_MODES)
-    options = Options(
+    return Options(
         modes=tuple(sorted(modes, key=list(PREFILL_MODES).index)) if _known(modes) else modes,
         n_decode=arguments.steps,
         path=arguments.path,
         kv_type_k=arguments.kv_type_k,
         kv_type_v=arguments.kv_type_v,
     )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    options = read_options(arguments)
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
     with common.ProgressReport() as progress:
         progress("reading the model")
         model = common.open_model(arguments, progress)
         tokens = common.prompt_tokens(arguments, model, options.n_decode)
-        opener = _Opener(arguments, model, len(tokens) + options.n_decode, progress)
+        opener = common.EngineOpener(arguments, model, len(tokens) + options.n_decode, progress)
         verdict = validate(
             model,
             opener,
@@ -82,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             context_length=common.context_for(model, len(tokens) + options.n_decode),
             progress=progress,
         )
-    verdict = _with_run(verdict, arguments, model, opener.label)
+    verdict = with_run(verdict, arguments, model, opener.label)
     print(render(verdict, model, tables.width()))
     if arguments.json is not None:
         verdict.write(arguments.json)
@@ -93,25 +102,10 @@ def _known(modes: tuple[str, ...]) -> bool:
     return all(mode in PREFILL_MODES for mode in modes)
 
 
-@dataclass
-class _Opener:
-    """Opens the engine when the judge asks for it, and remembers which runtime it runs on."""
-
-    arguments: argparse.Namespace
-    model: Model
-    positions: int
-    progress: Callable[[str], None]
-    label: str = "none"
-
-    def __call__(self) -> JudgedEngine:
-        engine = common.open_engine(self.arguments, self.model, self.positions, self.progress)
-        self.label = engine.device.label
-        return engine
-
-
-def _with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, label: str) -> Verdict:
+def with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, label: str) -> Verdict:
+    """The verdict with what was run, as the header of its table says it."""
     facts = {
-        "command": "validate",
+        "command": arguments.command,
         "model": str(arguments.model),
         "file": model.file.path.name,
         "architecture": model.spec.architecture,
@@ -134,14 +128,7 @@ def render(verdict: Verdict, model: Model, columns: int) -> str:
 
     lengths = run.get("traced", {})
     lines = [
-        entry("model", f"{run['model']} ({run['architecture']}, {model.spec.layer_count} layers)"),
-        entry(
-            "engine",
-            f"runtime {run['runtime']}, path {run.get('path', '')}, KV "
-            f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
-            f"chunk {run['chunk']}{_checked(run)}",
-        ),
-        entry("prompt", f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}"),
+        *header(verdict, model, columns),
         entry("traced", ", ".join(f"{mode} ({n} tokens)" for mode, n in lengths.items())),
         "",
         tables.check_table(verdict.checks, columns),
@@ -163,6 +150,19 @@ def _checked(run: Mapping[str, Any]) -> str:
     """What the runtime checked besides, as a tail of the engine's line."""
     options = Checking(run.get("shuffle"), run.get("sanitize", False)).options
     return f", {options}" if options else ""
+
+
+def header(verdict: Verdict, model: Model, columns: int) -> list[str]:
+    """Model, engine and prompt of a run, an entry each."""
+    run = verdict.run
+    entries = {
+        "model": f"{run['model']} ({run['architecture']}, {model.spec.layer_count} layers)",
+        "engine": f"runtime {run['runtime']}, path {run.get('path', '')}, KV "
+        f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
+        f"chunk {run['chunk']}{_checked(run)}",
+        "prompt": f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}",
+    }
+    return [tables.paragraph(f"{head:<9} {text}", columns) for head, text in entries.items()]
 
 
 def _ids(tokens: list[int]) -> str:

@@ -25,7 +25,9 @@ def checked(device: Device, checking: Checking) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(DeviceError):  # of the block, which has raised it already or was not interested
+        with suppress(
+            DeviceError
+        ):  # of the block, which has raised it already or was not interested
             device.stream.synchronise()
         recover()
         set_checking(before)

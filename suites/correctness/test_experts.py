@@ -60,6 +60,7 @@ class _Bench:
             lab.buffer(pairs),
         )
         experts.route(self.flow, spec, self.routing)
+        experts.group_by_expert(self.flow, spec, self.routing)
 
     def chosen(self) -> NDArray[np.int32]:
         return self.routing.chosen.download((self.tokens, self.spec.used), np.int32)

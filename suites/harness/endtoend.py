@@ -122,14 +122,19 @@ class DistanceTrace(Trace):
         self.distances: list[PointDistance] = []
 
     def record(self, name: str, value: NDArray[Any]) -> None:
-        largest = float(np.max(np.abs(value))) if value.size else 0.0
-        difference = float("nan")
-        if name in self._engine:
-            got = self._engine[name]
-            rows = min(len(got), len(value))
-            if rows and got[0].size == value[0].size:
-                want = value[len(value) - rows :].reshape(rows, -1)
-                wide = got[len(got) - rows :].reshape(rows, -1).astype(np.float64)
-                with np.errstate(invalid="ignore"):
-                    difference = float(np.max(np.abs(wide - want)))
-        self.distances.append(PointDistance(name, difference, largest))
+        self.distances.append(distance(self._engine, name, value))
+
+
+def distance(engine: Trace, name: str, value: NDArray[Any]) -> PointDistance:
+    """The engine's recorded value against a reference's `value`; NaN where there is none."""
+    largest = float(np.max(np.abs(value))) if value.size else 0.0
+    difference = float("nan")
+    if name in engine:
+        got = engine[name]
+        rows = min(len(got), len(value))
+        if rows and got[0].size == value[0].size:
+            want = value[len(value) - rows :].reshape(rows, -1)
+            wide = got[len(got) - rows :].reshape(rows, -1).astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                difference = float(np.max(np.abs(wide - want)))
+    return PointDistance(name, difference, largest)

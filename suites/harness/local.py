@@ -13,6 +13,7 @@ import numpy as np
 from reference.model import Model
 from reference.model.spec import LayerSpec
 from reference.model.trace import LOGITS, Trace, TracePoint, trace_points
+from reference.model.weights import Tensor
 from suites.harness.bounds_delta_net import DeltaRule
 from suites.harness.compare import Array, Comparison, compare, same_bits
 from suites.harness.protocol import Progress
@@ -24,12 +25,15 @@ from suites.harness.verdict import Check, State, check_of, counted
 
 __all__ = [
     "UNOBSERVED",
+    "Evaluated",
     "LocalRules",
     "PointCheck",
     "Proven",
+    "evaluate_point",
     "first_broken",
     "judge_point",
     "judge_trace",
+    "point_inputs",
     "summarise",
 ]
 
@@ -83,6 +87,35 @@ class Proven:
 def judge_point(model: Model, trace: Trace, rules: LocalRules, point: TracePoint) -> PointCheck:
     """Judges one point of a trace that starts at position 0."""
     return _Walk(model, trace, rules, {}).judge(point, None)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What one op should have made of its recorded inputs (by point), and the limit of each.
+
+    `matrix` is the weight of a plain product.
+    """
+
+    op: str
+    inputs: Mapping[str, Array]
+    got: Array
+    want: Array
+    limit: Array
+    matrix: Tensor | None = None
+
+
+def evaluate_point(
+    model: Model, trace: Trace, rules: LocalRules, point: TracePoint
+) -> Evaluated | None:
+    """The arrays that `judge_point` compares; None where there is nothing to evaluate."""
+    return _Walk(model, trace, rules, {}).evaluated(point)
+
+
+def point_inputs(
+    model: Model, trace: Trace, rules: LocalRules, point: TracePoint
+) -> tuple[str, ...]:
+    """The points that the op of `point` reads."""
+    return _Walk(model, trace, rules, {}).inputs(point)
 
 
 def judge_trace(
@@ -161,14 +194,28 @@ class _Walk:
             if broken is None:
                 return unjudged(State.INVALID, "inputs are not finite and nothing made them so")
             return unjudged(State.DIVERGED, f"inputs are not finite since {broken}")
-        with np.errstate(over="ignore", invalid="ignore"):
-            want, limit = op.evaluate(*inputs)
-        if got.dtype.kind == "i":
-            want = want.astype(got.dtype)
-        comparison = compare(got, want.reshape(got.shape), limit.reshape(got.shape))
+        comparison = compare(got, *_evaluate(op, inputs, got))
         note = self._note(op)
         check = check_of(point.name, comparison, detail=note, link=f"{point.name} ({op.name})")
         return PointCheck(point, op.name, comparison, check, note)
+
+    def inputs(self, point: TracePoint) -> tuple[str, ...]:
+        layer = None if point.layer is None else self._model.spec.layers[point.layer]
+        return self._op(point.stem, layer).inputs
+
+    def evaluated(self, point: TracePoint) -> Evaluated | None:
+        layer = None if point.layer is None else self._model.spec.layers[point.layer]
+        op = self._op(point.stem, layer)
+        if any(name not in self._trace for name in (point.name, *op.inputs)):
+            return None
+        got = self._trace[point.name]
+        inputs = {name: self._trace[name] for name in op.inputs}
+        if self._problem(point, layer, got):
+            return None
+        if not all(np.isfinite(value).all() for value in inputs.values()):
+            return None
+        want, limit = _evaluate(op, list(inputs.values()), got)
+        return Evaluated(op.name, inputs, got, want, limit, op.matrix)
 
     def _known(self, point: TracePoint, op: Op) -> PointCheck | None:
         """The judgement of a point that was proven before; None where it has to be judged."""
@@ -216,6 +263,15 @@ class _Walk:
             if op is not None:
                 return op
         raise no_rule(stem)
+
+
+def _evaluate(op: Op, inputs: Sequence[Array], got: Array) -> tuple[Array, Array]:
+    """Value and limit of an op in got's shape; expert ids in got's dtype too."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        want, limit = op.evaluate(*inputs)
+    if got.dtype.kind == "i":
+        want = want.astype(got.dtype)
+    return want.reshape(got.shape), limit.reshape(got.shape)
 
 
 def _id_problem(ids: Array, count: int) -> str:

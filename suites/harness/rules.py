@@ -40,8 +40,8 @@ class LocalRules:
 class Op:
     """An op's name, the points it reads, and how to evaluate it on their recorded values.
 
-    `note_of` looks at the recorded values of `note_inputs` for what is worth saying and judges
-    nothing.
+    `matrix` is the weight of a plain product: input times matrix transposed. `note_of` looks at
+    the recorded values of `note_inputs` for what is worth saying and judges nothing.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Op:
     evaluate: Callable[..., Bounded]
     note_inputs: tuple[str, ...] = ()
     note_of: Callable[..., str] | None = None
+    matrix: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,12 @@ class LayerOps:
         if rows is not None:
             tensor = replace(tensor, shape=(len(rows), *tensor.shape[1:]), raw=tensor.raw[rows])
             bias = None if bias is None else bias[rows]
-        return Op("linear", (source,), lambda x: bounds.linear(x, tensor, self.path, bias=bias))
+        return Op(
+            "linear",
+            (source,),
+            lambda x: bounds.linear(x, tensor, self.path, bias=bias),
+            matrix=tensor,
+        )
 
     def activation(self, gate: str, up: str) -> Op:
         evaluate = partial(bounds.gated, activation=self.spec.activation)
@@ -167,7 +173,10 @@ def top_op(model: Model, stem: str, rules: LocalRules, tokens: tuple[int, ...], 
             )
         case _ if stem == LOGITS:
             name = "linear" if spec.logit_softcap is None else "soft_cap"
-            return Op(name, ("result_norm",), lambda x: _logits(model, x, rules.path))
+            matrix = model.weights.lm_head if spec.logit_softcap is None else None
+            return Op(
+                name, ("result_norm",), lambda x: _logits(model, x, rules.path), matrix=matrix
+            )
     raise no_rule(stem)
 
 

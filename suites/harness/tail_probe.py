@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine
+from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine, Tail
 from suites.harness.verdict import Check, State
 
 NAME = "sampler tail: chosen logits"
@@ -56,6 +56,12 @@ def probes(vocabulary: int) -> Iterator[Probe]:
         yield Probe(f"NaN at {place}", logits, ARGMAX_SAW_NAN)
 
 
+def right(probe: Probe, tail: Tail) -> bool:
+    """True where device and staging hold the probe's token, of this very step."""
+    fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
+    return fresh and tail.staged_token == tail.device_token == probe.token
+
+
 def told_apart(logits: NDArray[Any]) -> Check:
     """Logits that are all equal (a model of zeros, say) would agree with many a broken engine."""
     spread = float(np.ptp(logits))
@@ -71,8 +77,8 @@ def probe_check(engine: JudgedEngine, vocabulary: int) -> Check:
     count = 0
     for probe in probes(vocabulary):
         tail = engine.run_tail(probe.logits)
-        fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
-        if not (fresh and tail.staged_token == tail.device_token == probe.token):
+        if not right(probe, tail):
+            fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
             detail = (
                 f"{probe.what}: staged token {tail.staged_token}, device token "
                 f"{tail.device_token}, expected {probe.token}"

@@ -22,6 +22,7 @@ from suites.harness.local_tolerances import (
 __all__ = [
     "END_TO_END",
     "ORACLE_TIE_MARGIN",
+    "RELATION",
     "SECOND_ORDER",
     "SENSITIVITY",
     "SMALLEST_NORMAL",
@@ -29,6 +30,7 @@ __all__ = [
     "TRACE_FILES",
     "UNIT_ROUNDOFF",
     "EndToEnd",
+    "Relation",
     "Row",
     "TraceFiles",
     "float64_forms_limit",
@@ -119,4 +121,26 @@ TRACE_FILES = TraceFiles(
     reason="Without the model nothing can be evaluated again, and errors are inherited through all "
     "layers: float16 KV codes that flip (2^-10 each) grow to 2^-8 of a row's largest magnitude in "
     "attention results of the published models, where values cancel. Twice the most that was seen.",
+)
+
+
+@dataclass(frozen=True)
+class Relation:
+    """When a description of damage (twice the value, the token before) is said to explain it.
+
+    `share`: what the description leaves, as a share of the damage. `elements`: with fewer damaged
+    elements than this nothing that is fitted to them is named. This judges nothing.
+    """
+
+    share: float
+    elements: int
+    reason: str
+
+
+RELATION = Relation(
+    share=0.05,
+    elements=8,
+    reason="The smallest factor that a local limit shows is some 1e-6 of a value that rounding "
+    "knows to 1e-7, so a true factor leaves percents; another token's or head's values are as far "
+    "from it as from the right ones. Eight elements do not fit one number by chance.",
 )

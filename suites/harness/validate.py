@@ -27,15 +27,13 @@ from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
+from suites.harness.rerun import other_prompt
 from suites.harness.routing import Choices, choices_of
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
 from suites.harness.verdict import Check, State, Verdict, check_of, json_number
-
-PROMPT_BEFORE = 8
-"""Tokens of another prompt that the engine sees before a run that must not remember them."""
 
 
 @dataclass(frozen=True)
@@ -183,10 +181,7 @@ class _Run:
         return self._engine.prefill_per_token(tokens or self._tokens, trace=trace)
 
     def _other_prompt(self, mode: str) -> None:
-        """Another prompt before the judged one: what it leaves behind must not show."""
-        vocabulary = self._model.spec.vocab_size
-        other = tuple((token + 1) % vocabulary for token in self._tokens[::-1][:PROMPT_BEFORE])
-        self._prefill(mode, tokens=other)
+        self._prefill(mode, tokens=other_prompt(self._tokens, self._model.spec.vocab_size))
 
     def _replay(self, decoded: steps.Decoded) -> tuple[list[Check], list[Check]]:
         """Decoding must leave what a prefill of the same tokens leaves: logits and KV, bit for bit.

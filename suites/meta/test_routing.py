@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference import moe
 from reference.model import Model
 from reference.model.trace import Trace
 from suites.harness.bounds_experts import near_ties
@@ -20,6 +19,7 @@ from suites.harness.verdict import State, Verdict
 from suites.meta.models import oracle_model, prompt
 
 LAYER = 1
+EXPERTS = 8  # of oracle-qwen3moe: only the router's matrix has that many rows
 FAVOURITE = 5  # not among the experts that a tie gives to
 
 
@@ -33,16 +33,17 @@ def _validate(model: Model, fault: Fault = CLEAN, **changes: Any) -> Verdict:
 def _favours(amount: Callable[[Any], Any]) -> Fault:
     """Router logits of the engine with `amount` more for one expert where all tie."""
 
-    def wrap(route: Callable[..., moe.Routing]) -> Callable[..., moe.Routing]:
-        def broken(logits: Any, used: int) -> moe.Routing:
-            if np.ptp(logits) < 1e-4:
+    def wrap(linear: Callable[..., Any]) -> Callable[..., Any]:
+        def broken(x: Any, weight: Any) -> Any:
+            logits = linear(x, weight)
+            if len(weight) == EXPERTS and np.ptp(logits) < 1e-4:
                 logits = logits.copy()
                 logits[:, FAVOURITE] = amount(logits.max(axis=-1))
-            return route(logits, used)
+            return logits
 
         return broken
 
-    return Fault(numerics=lambda: patched("reference.moe.route", wrap))
+    return Fault(numerics=lambda: patched("reference.ops.linear", wrap))
 
 
 ONE_ULP = _favours(lambda largest: np.nextafter(largest, np.float32(np.inf)))

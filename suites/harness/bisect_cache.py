@@ -1,0 +1,72 @@
+"""A KV cache that does not hold what was recorded before the write: where, and what it holds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference.kv_cache import storage_type
+from reference.model import Model
+from suites.harness.bisect_forward import Flows
+from suites.harness.compare import Array, same_bits
+from suites.harness.damage import Damage, Layout, describe
+from suites.harness.kv import KVSnapshot, snapshot
+from suites.harness.protocol import JudgedEngine, Progress
+from suites.harness.rerun import Case, LaunchTrace, run_engine
+from suites.harness.rules_attention import stored_value
+
+
+@dataclass(frozen=True)
+class WrongCache:
+    """The first of K and V, layer by layer, that differs from the recorded point `source`."""
+
+    letter: str
+    layer: int
+    source: str
+    damage: Damage
+
+
+def first_wrong(
+    model: Model, engine: JudgedEngine, case: Case, flows: Flows, say: Progress
+) -> WrongCache | None:
+    """Runs the case with a trace and compares every layer's cache; None where all is well."""
+    say("bisect: engine with every trace point, for its cache")
+    trace = run_engine(engine, model, case)
+    held = snapshot(engine, model.spec)
+    batched = case.mode == "batched"
+    for layer, contents in held.items():
+        layout = Layout(
+            len(case.tokens),
+            heads=model.spec.layers[layer].head_count_kv,
+            chunk=flows.chunk if batched else 1,
+            columns=1,
+        )
+        stems = ("Kcur_pos", stored_value(model.spec.value_norm))
+        kinds = (case.kv_type_k, case.kv_type_v)
+        for letter, stem, kind, got in zip("KV", stems, kinds, contents, strict=True):
+            source = f"{stem}-{layer}"
+            want = trace[source].astype(storage_type("kv type", kind)).reshape(got.shape)
+            if not same_bits(got, want):
+                exact = want.astype(np.float64)
+                others = _others(trace, held, source, got)
+                damage = describe(got, exact, np.zeros_like(exact), layout, others)
+                return WrongCache(letter, layer, source, damage)
+    return None
+
+
+def _others(trace: LaunchTrace, held: KVSnapshot, source: str, got: Array) -> dict[str, Array]:
+    """What else could have been written there: K, V before norm and rotation, in every layer."""
+    stems = ("Kcur", "Kcur_normed", "Kcur_pos", "Vcur", "Vcur_normed")
+    names = [f"{stem}-{layer}" for stem in stems for layer in held]
+    return {
+        name: trace[name]
+        for name in names
+        if name != source and name in trace and trace[name].size == got.size
+    }
+
+
+def sentences(found: WrongCache | None) -> list[str]:
+    if found is None:
+        return ["It did not come again in a second run."]
+    text = str(found.damage).replace("are above their limit", "have other bits")
+    text = text.replace("they are the input", "they are the value of")
+    return [f"Of {found.letter} in layer {found.layer}, against {found.source}: {text}."]

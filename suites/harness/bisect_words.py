@@ -1,0 +1,157 @@
+"""Words for what is not an op of the forward pass, and for what a verdict has ruled out."""
+
+from collections.abc import Callable
+
+from suites.harness.verdict import Check, State, Verdict, counted
+
+Holds = Callable[[str], bool]
+
+
+def nothing(verdict: Verdict) -> str:
+    checked = counted(len(verdict.checks), "check")
+    return f"There is nothing to bisect: all {checked} of validate are ok."
+
+
+def unsupported(verdict: Verdict) -> str:
+    return f"There is nothing to bisect, because nothing ran: {verdict.summary()}."
+
+
+def capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def proves_nothing(broken: Check) -> list[str]:
+    """Why a run can't prove anything, and what to look at."""
+    lines = [f"The run proves nothing: {_said(broken)}."]
+    name = broken.name
+    if name == "prefill pair: routes differ":
+        lines.append(
+            "Batched prefill launched no batched kernel of its own, so what was compared is one "
+            "route with itself. No kernel is to blame: look at what chooses the prefill mode (the "
+            "switch, the entry point, the gate in front of the dispatcher)."
+        )
+    elif name.startswith("kernels:"):
+        lines.append(
+            "The kernels that multiplied are not those of the path and formats that were asked "
+            "for: look at the dispatch (path, format, column count), not at arithmetic."
+        )
+    elif name == "prefill pair: separate results":
+        lines.append("The two modes handed over one buffer or one generation: look at who owns it.")
+    elif name == "prefill pair: no poison left":
+        lines.append(
+            "Some logits still hold the poison that was written before the run: part of the output "
+            "projection's rows was never launched or never stored."
+        )
+    elif name == "planted faults are caught":
+        lines.append("The judge itself missed a fault planted in a copy, so its ok means nothing.")
+    return lines
+
+
+def state(broken: Check) -> list[str]:
+    """Keys and values, or a recurrent state, that are not what was recorded."""
+    lines = [f"What the sequence leaves behind is wrong: {_said(broken)}."]
+    if broken.name.endswith("kv_write"):
+        lines.append(
+            "Every op up to the keys and values is right; what the cache holds is not what was "
+            "recorded before the write, rounded to the storage type: look at the write's slot, "
+            "stride and rounding."
+        )
+    else:
+        lines.append("The recurrence's result is right and the state that it keeps is not.")
+    return lines
+
+
+def bits(broken: Check) -> list[str]:
+    """Two runs that must have equal bits."""
+    what = f"Every op is within its own limit, but {_said(broken)}."
+    if broken.name.startswith("eager per-token"):
+        return [
+            what,
+            "Traced, the per-token prefill launches each kernel itself; untraced, it replays one "
+            "captured graph. Look at what was captured that changes with the step (position, "
+            "token, address), and at which graph is replayed.",
+        ]
+    if broken.name.startswith("eager"):
+        return [
+            what,
+            "A trace waits after every op and reads each value; without it nothing waits. Look at "
+            "what is not synchronised, and at what else differs between the two runs.",
+        ]
+    if broken.name.startswith("decode equals"):
+        return [
+            what,
+            "Decoding replays one graph a token: look at what it reads that changes with the step "
+            "(position, token, cache address).",
+        ]
+    return [what, "The kparallel path promises equal bits whatever the number of columns."]
+
+
+def logits(broken: Check) -> list[str]:
+    """Logits or routing that no op accounts for."""
+    return [f"{capital(_said(broken))}."]
+
+
+def decode_alone(verdict: Verdict) -> list[str]:
+    """A decode step is wrong where a prefill of the same tokens is right."""
+    lines = [
+        "So it is decoding alone that is wrong: its graph is replayed once a token, and what "
+        "changes with the step is read from device memory (token, position, stamp)."
+    ]
+    for check in verdict.checks:
+        if check.name.startswith("decode equals") and check.state is State.DIVERGED:
+            lines.append(f"{capital(_said(check))}.")
+            break
+    return lines
+
+
+def gone(broken: Check) -> list[str]:
+    return [
+        f"Validate saw a broken link, but it did not come again in a second run: {broken.link}.",
+        "A fault that comes and goes points at what is not synchronised.",
+    ]
+
+
+def _said(check: Check) -> str:
+    """The check's own words, with its place and figures."""
+    parts = [check.link]
+    parts += [text for text in (check.where, check.detail) if text and text not in check.link]
+    return "; ".join(dict.fromkeys(parts))
+
+
+def _op(name: str) -> bool:
+    head, _, op = name.partition(": ")
+    return head.startswith("local") and op not in ("kv_write", "recurrent state")
+
+
+GROUPS: tuple[tuple[str, Holds], ...] = (
+    ("every op of the forward pass on the inputs that it read", _op),
+    ("the KV write", lambda name: name.endswith(": kv_write")),
+    ("the recurrent state", lambda name: name.endswith(": recurrent state")),
+    ("the logits against the reference", lambda name: name.startswith("logits: ")),
+    ("equal logits of both prefill modes", lambda name: name == "prefill pair: last-token logits"),
+    ("equal KV contents of both modes", lambda name: name == "prefill pair: KV contents"),
+    (
+        "that both modes took routes of their own",
+        lambda name: name == "prefill pair: routes differ",
+    ),
+    ("which kernels multiplied", lambda name: name.startswith("kernels: ")),
+    ("graph replay against eager runs", lambda name: name.startswith("eager ")),
+    ("decoding against a prefill", lambda name: name.startswith("decode equals ")),
+    (
+        "the sampler tail of the prefills",
+        lambda name: name.startswith("sampler tail: ") and name.endswith("prefill"),
+    ),
+    ("the sampler tail of decoding", lambda name: name == "sampler tail: decode"),
+    ("ties, NaN and ends in the argmax", lambda name: name == "sampler tail: chosen logits"),
+    ("routing", lambda name: name.startswith("routing: ")),
+)
+
+
+def ruled_out(verdict: Verdict) -> str:
+    """What was checked and is right, in a sentence; empty where nothing is."""
+    right = []
+    for words, holds in GROUPS:
+        mine = [check for check in verdict.checks if holds(check.name)]
+        if mine and all(check.state is State.OK for check in mine):
+            right.append(words)
+    return f"Checked and right: {', '.join(right)}." if right else ""

@@ -1,0 +1,213 @@
+"""A repro bundle: one file that holds what broke and all that is needed to run it again.
+
+An .npz with `tokens`, `meta` (JSON text), the arrays of the kind of finding, and `model`, the bytes
+of the GGUF file, where that is small. `meta.kind` is
+
+    point   the broken op: inputs as `input:NAME`, `got`, `want`, `limit`
+    tail    a sampler tail: `logits` (V,) and the records of device and staging in `meta.tail`
+    run     anything else: the whole validate run
+"""
+
+import hashlib
+import io
+import json
+import platform
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fixtures.registry import resolve_model
+from reference.model import Model, check_tokens, load_model
+from reference.model.cache import atomic_write
+from reference.model.errors import AssayError, InputError
+from suites.harness.rerun import Case
+
+SCHEMA = "assay.bisect.bundle"
+SCHEMA_VERSION = 1
+MODEL_NBYTES = 16 << 20
+"""A model file up to this size travels inside the bundle."""
+KINDS = ("point", "tail", "run")
+INPUT = "input:"
+PACKAGES = ("assay", "numpy", "hip-python", "gguf")
+
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "kind": str, "summary": str, "mode": str, "path": str, "kv_type_k": str, "kv_type_v": str,
+    "modes": list, "n_decode": int, "max_cols": int, "chunk": int, "context_length": int,
+    "model": str, "model_sha256": str, "kernels": list, "command": list,
+    "shuffle": (int, type(None)), "sanitize": bool,
+}  # fmt: skip
+_ARRAYS = {"point": ("got", "want", "limit"), "tail": ("logits",), "run": ()}
+_TAIL = ("poison", "staged_token", "staged_stamp", "expected_stamp", "device_token", "device_stamp")
+
+
+@dataclass(frozen=True)
+class RecordedTail:
+    """A tail as it was recorded (harness.protocol.Tail)."""
+
+    poison: int
+    staged_token: int
+    staged_stamp: int
+    expected_stamp: int
+    device_token: int
+    device_stamp: int
+    logits: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`meta` and arrays as above; `tokens` are the prompt's ids."""
+
+    tokens: tuple[int, ...]
+    meta: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]]
+
+    @property
+    def kind(self) -> str:
+        return str(self.meta["kind"])
+
+    @property
+    def case(self) -> Case:
+        meta = self.meta
+        return Case(self.tokens, meta["mode"], meta["path"], meta["kv_type_k"], meta["kv_type_v"])
+
+    @property
+    def inputs(self) -> Mapping[str, NDArray[Any]]:
+        """What the broken op read, by trace point."""
+        return {
+            name.removeprefix(INPUT): value
+            for name, value in self.arrays.items()
+            if name.startswith(INPUT)
+        }
+
+    @property
+    def tail(self) -> RecordedTail:
+        record = {name: int(self.meta["tail"][name]) for name in _TAIL}
+        return RecordedTail(**record, logits=self.arrays["logits"])
+
+    def save(self, path: Path) -> None:
+        """Writes the bundle whole or not at all."""
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = dict(self.arrays)
+        np.savez_compressed(
+            buffer,
+            tokens=np.asarray(self.tokens, dtype=np.int32),
+            meta=np.array(json.dumps({**self.meta, **_schema()})),
+            **arrays,
+        )
+        atomic_write(path, buffer.getvalue())
+
+    @staticmethod
+    def load(path: Path) -> "Bundle":
+        """Reads what `save` wrote; InputError, one line, for anything else."""
+        if not path.is_file():
+            raise InputError(f"bundle: {path} is not a file, expected what `assay bisect` wrote")
+        try:
+            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+            meta = json.loads(str(arrays.pop("meta")))
+        except KeyError:
+            raise InputError(f"bundle: {path} has no array meta, expected a bundle") from None
+        except (  # what NumPy, zipfile, zlib and json raise for damaged or hostile files
+            *(OSError, ValueError, EOFError, TypeError, AttributeError, NotImplementedError),
+            *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
+        ):
+            raise InputError(f"bundle: {path} is not a whole bundle (.npz)") from None
+        problem = _problem(meta, arrays)
+        if problem:
+            raise InputError(f"bundle: {path}: {problem}")
+        tokens = tuple(int(token) for token in arrays.pop("tokens"))
+        return Bundle(tokens, meta, arrays)
+
+
+def _schema() -> dict[str, Any]:
+    return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
+
+
+def _problem(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
+    """What is wrong with the content; empty where nothing is."""
+    if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
+        return f"schema is not {SCHEMA}, expected what `assay bisect` wrote"
+    if meta.get("schema_version") != SCHEMA_VERSION:
+        return f"schema version is {meta.get('schema_version')}, expected {SCHEMA_VERSION}"
+    for name, kind in _FIELDS.items():
+        if not isinstance(meta.get(name), kind):
+            return f"meta has no usable {name}"
+    if meta["kind"] not in KINDS:
+        return f"kind is {meta['kind']}, expected one of {', '.join(KINDS)}"
+    tail = meta.get("tail")
+    if meta["kind"] == "tail" and not (
+        isinstance(tail, dict) and all(isinstance(tail.get(name), int) for name in _TAIL)
+    ):
+        return "meta has no usable tail"
+    if meta["kind"] == "point" and not isinstance(meta.get("point"), str):
+        return "meta has no usable point"
+    for name in ("tokens", *_ARRAYS[meta["kind"]]):
+        if name not in arrays:
+            return f"array {name} is missing"
+    if arrays["tokens"].ndim != 1 or arrays["tokens"].dtype.kind not in "iu":
+        return "tokens are no whole numbers"
+    for name, value in arrays.items():
+        if value.dtype.kind not in "fiu" or value.ndim < 1:
+            return f"array {name} holds no numbers"
+    shapes = {arrays[name].shape for name in _ARRAYS[meta["kind"]]}
+    return "got, want and limit have several shapes" if len(shapes) > 1 else ""
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def model_arrays(model: Model) -> dict[str, NDArray[np.uint8]]:
+    """The model's file as an array `model`, where it is small enough to travel along."""
+    path = model.file.path
+    if path.stat().st_size > MODEL_NBYTES:
+        return {}
+    return {"model": np.frombuffer(path.read_bytes(), dtype=np.uint8)}
+
+
+@contextmanager
+def model_of(bundle: Bundle) -> Iterator[Model]:
+    """The bundle's model: what it carries, else the file at its path if that is the same file."""
+    wanted = bundle.meta["model_sha256"]
+    with tempfile.TemporaryDirectory(prefix="assay-replay-") as folder:
+        if "model" in bundle.arrays:
+            content = bundle.arrays["model"].astype(np.uint8).tobytes()
+            if hashlib.sha256(content).hexdigest() != wanted:
+                raise InputError("bundle: the model inside has another SHA-256 than meta says")
+            path = Path(folder) / "model.gguf"
+            path.write_bytes(content)
+        else:
+            path = _model_elsewhere(bundle, wanted)
+        model = load_model(path)
+        check_tokens(bundle.tokens, model.spec, model.spec.context_length)
+        yield model
+
+
+def _model_elsewhere(bundle: Bundle, wanted: str) -> Path:
+    name = bundle.meta["model"]
+    try:
+        path = resolve_model(name)
+        found = load_model(path).file.sha256
+    except AssayError as error:
+        raise InputError(f"bundle: its model {name} is needed here: {error}") from None
+    if found != wanted:
+        raise InputError(
+            f"bundle: model {name} has SHA-256 {found[:12]}..., expected {wanted[:12]}... because "
+            "the bundle was made with that file"
+        )
+    return path

@@ -1,0 +1,281 @@
+"""Repro bundles through the command line: written, replayed with and without the fault, damaged."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from suites import cli
+from suites.commands.bisect_render import SCHEMA_PATH
+from suites.harness.bundle import Bundle
+from suites.meta.engine_faults import kernel
+from suites.meta.test_bisect import plant_column_shift, plant_stale_argmax
+from suites.meta.test_verdict import violations
+
+TOKENS = ",".join(str(3 * i + 1) for i in range(13))
+OPTIONS = ("--device", "cpu", "-n", "2", "--max-cols", "8")
+RUN = ("oracle-qwen3", "--tokens", TOKENS, *OPTIONS)
+
+
+@pytest.fixture(autouse=True)
+def _switch_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_BATCHED_PREFILL", raising=False)
+
+
+def _kernel_fault(patch: pytest.MonkeyPatch) -> None:
+    kernel("rope.hip", ("values[first] = a * c - b * s;", "values[first] = a * c + b * s;"))(patch)
+
+
+def _dispatch_fault(patch: pytest.MonkeyPatch) -> None:
+    plant_column_shift(patch, "blk.2.ffn_up.weight")
+
+
+def _main(*arguments: str | Path) -> int:
+    return cli.main([str(argument) for argument in arguments])
+
+
+def _bundle_of(plant: Callable[[pytest.MonkeyPatch], None], path: Path, *more: str | Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        return _main("bisect", *RUN, "--bundle", path, *more)
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """What was written, once it was held to the schema."""
+    document: dict[str, Any] = json.loads(path.read_text())
+    assert violations(document, json.loads(SCHEMA_PATH.read_text())) == []
+    return document
+
+
+def test_a_sound_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "b.npz"
+    assert _main("bisect", *RUN, "--bundle", path, "--json", tmp_path / "j.json") == 0
+    out = capsys.readouterr().out
+    assert "There is nothing to bisect" in out
+    assert out.endswith("\nok\n")
+    assert not path.exists()
+    document = _document(tmp_path / "j.json")
+    assert (document["schema"], document["state"], document["bundle"]) == (
+        "assay.bisect",
+        "ok",
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("plant", "point", "code"),
+    [
+        (_kernel_fault, "Qcur_pos-0", "another code object: rope "),
+        (_dispatch_fault, "ffn_up-2", "the same code objects (matvec_batched "),
+    ],
+    ids=["kernel", "dispatch"],
+)
+def test_a_broken_op_replays_where_the_fault_is_and_only_there(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    point: str,
+    code: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "b.npz"
+    assert _bundle_of(plant, path, "--json", tmp_path / "j.json") == 1
+    out = capsys.readouterr().out
+    assert "breaks first" in out
+    assert f"bundle    {path}\n" in out
+    assert out.splitlines()[-1].startswith(f"diverged: {point} (")
+    document = _document(tmp_path / "j.json")
+    assert document["point"] == point
+    assert document["verdict"]["schema"] == "assay.verdict"
+
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        assert _main("bisect", "--replay", path, "--device", "cpu") == 1
+    out = capsys.readouterr().out
+    assert f"recorded  {point} (" in out
+    assert "the same code objects (" in out
+    assert out.endswith("\nreproduces\n")
+
+    assert _main("bisect", "--replay", path, "--device", "cpu", "--json", tmp_path / "r.json") == 0
+    out = capsys.readouterr().out
+    assert f"recorded  {point} (" in out
+    assert f"{point} is within today's limits" in out
+    assert code in " ".join(out.split())
+    assert out.endswith("\ndoes not reproduce here\n")
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["schema"] == "assay.bisect.replay"
+    assert not document["reproduces"]
+
+
+def test_a_stale_argmax_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "b.npz"
+    assert _bundle_of(plant_stale_argmax, path, "--json", tmp_path / "j.json") == 1
+    tail = _document(tmp_path / "j.json")["tail"]
+    assert tail["link"] == "device argmax"
+    assert tail["staged_stamp"] < tail["expected_stamp"]
+    assert "the staging stamp is old too" in " ".join(capsys.readouterr().out.split())
+    with pytest.MonkeyPatch.context() as patch:
+        plant_stale_argmax(patch)
+        assert _main("bisect", "--replay", path, "--device", "cpu") == 1
+    out = capsys.readouterr().out
+    assert "in the batched prefill: device argmax: did not run for step" in " ".join(out.split())
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 0
+    out = capsys.readouterr().out
+    assert "recorded  recorded tail: device argmax" in out
+    assert out.endswith("\ndoes not reproduce here\n")
+
+
+def test_what_has_no_smaller_case_replays_as_the_whole_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        patch.setattr("backend_hip.engine.Engine.prefill_batched",
+                      lambda self, *a, **k: self.prefill_per_token(*a, **k))  # fmt: skip
+
+    path = tmp_path / "b.npz"
+    assert _bundle_of(plant, path) == 3
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        assert _main("bisect", "--replay", path, "--device", "cpu") == 1
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 0
+    assert "verdict here: ok" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "b.npz"
+    assert _bundle_of(_dispatch_fault, path) == 1
+    return path
+
+
+def test_a_bundle_says_all_that_a_replay_needs(bundle: Path) -> None:
+    found = Bundle.load(bundle)
+    assert (found.kind, len(found.tokens)) == ("point", 13)
+    assert set(found.inputs) == {"ffn_norm-2"}
+    assert found.arrays["got"].dtype == np.float32
+    assert found.arrays["want"].dtype == np.float64
+    assert found.arrays["model"].nbytes > 1000
+    meta = found.meta
+    assert all(meta["versions"][name] for name in ("python", "numpy", "hip-python", "assay"))
+    (row,) = [entry["row"] for entry in meta["kernels"]]
+    assert row.startswith("matvec_batched ")
+    assert all(len(entry["code_sha256"]) == 64 for entry in meta["kernels"])
+    assert meta["options"]["max_cols"] == 8
+    assert len(meta["model_sha256"]) == 64
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2000])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(bytes(content))
+
+
+def _without(array: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        kept = Bundle.load(path)
+        arrays = {name: value for name, value in kept.arrays.items() if name != array}
+        Bundle(kept.tokens, kept.meta, arrays).save(path)
+
+    return change
+
+
+def _meta(**changes: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        kept = Bundle.load(path)
+        Bundle(kept.tokens, {**kept.meta, **changes}, kept.arrays).save(path)
+
+    return change
+
+
+def _other_shape(path: Path) -> None:
+    kept = Bundle.load(path)
+    inputs = {name: value[:, :-1] if name.startswith("input:") else value
+              for name, value in kept.arrays.items()}  # fmt: skip
+    Bundle(kept.tokens, kept.meta, inputs).save(path)
+
+
+def _other_tokens(path: Path) -> None:
+    kept = Bundle.load(path)
+    Bundle((1, 10**6), kept.meta, kept.arrays).save(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (_cut, "is not a whole bundle"),
+        (_flip, "bundle"),
+        (lambda path: path.write_bytes(b""), "is not a whole bundle"),
+        (lambda path: path.write_text("hello"), "is not a whole bundle"),
+        (lambda path: path.unlink(), "is not a file"),
+        (lambda path: np.savez(path, a=np.zeros(3)), "has no array meta"),
+        (_without("got"), "array got is missing"),
+        (_meta(kind="other"), "kind is other, expected one of point, tail, run"),
+        (_meta(kind="tail"), "meta has no usable tail"),
+        (_meta(point="ffn_up-77"), "point is ffn_up-77, which its model does not have"),
+        (_meta(model_sha256="0" * 64), "has another SHA-256"),
+        (_meta(sanitize=None), "meta has no usable sanitize"),
+        (_meta(max_cols="many"), "meta has no usable max_cols"),
+        (_meta(modes=["sideways"]), "prefill is sideways"),
+        (_meta(path="quick"), "path is quick"),
+        (_other_shape, "array of ffn_norm-2 is (13, 255), expected 13 rows of 256 values"),
+        (_meta(mode="sideways"), "mode is sideways, expected one of per-token, batched"),
+        (_meta(kv_type_k="f7"), "kv-type-k is f7"),
+        (_other_tokens, "id 1000000 at place 1"),
+    ],
+)
+def test_a_damaged_bundle_is_one_line(
+    bundle: Path,
+    damage: Callable[[Path], Any],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "b.npz"
+    path.write_bytes(bundle.read_bytes())
+    damage(path)
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 2
+    captured = capsys.readouterr()
+    last = captured.err.strip().splitlines()[-1]
+    assert last.startswith("assay: ")
+    assert text in last
+    assert "Traceback" not in captured.err
+
+
+def test_a_model_that_does_not_travel_along_must_be_the_same_file(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "b.npz"
+    path.write_bytes(bundle.read_bytes())
+    _without("model")(path)
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 0
+    _meta(model="tiny-llama")(path)
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 2
+    assert "because the bundle was made with that file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "got none of them, expected one of MODEL, --replay, --git"),
+        (("tiny-llama", "--replay", "b.npz"), "got MODEL and --replay, expected one of"),
+        (("--replay", "b.npz", "--tokens", "1,2"), "--tokens goes with MODEL"),
+        (("--replay", "b.npz", "--bundle", "c.npz"), "--bundle goes with MODEL"),
+        (("tiny-llama", "--git", "HEAD~1", "HEAD"), "got MODEL and --git, expected one of"),
+        (("--git", "HEAD~1", "HEAD", "--prompt", "x"), "--prompt goes with MODEL, expected it"),
+        (("--git", "HEAD~1", "HEAD"), "--case is missing"),
+        (("tiny-llama", "--case", "c.json"), "--case goes with --git"),
+        (("tiny-llama", "--bundle", "c.txt"), "expected a name that ends in .npz"),
+        (("tiny-llama", "--bundle", "no/c.npz"), "a folder that exists"),
+    ],
+)
+def test_wrong_combinations(
+    arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _main("bisect", *arguments) == 2
+    assert text in capsys.readouterr().err
