@@ -19,6 +19,7 @@ from backend_hip.runtimes.checking import LARGEST_SEED, Checking, set_checking
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
+from suites.commands import planting
 from suites.commands.tables import table as table
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Options that decide how an engine is built; names as in pytest's."""
     add_device(parser)
+    planting.add_option(parser)
     parser.add_argument(
         "--path",
         default="kparallel",
@@ -203,7 +205,7 @@ def open_model(arguments: argparse.Namespace, progress: Callable[[str], None]) -
     path = resolve_model(arguments.model, progress=progress)
     for option in ("json", "out"):
         require_apart(f"--{option}", getattr(arguments, option, None), path)
-    return load_model(path)
+    return planting.model_for(arguments, load_model(path))
 
 
 def parse_tokens(text: str) -> list[int]:
@@ -256,12 +258,13 @@ def open_engine(
 
     Raises Unsupported for --shuffle or --sanitize on another runtime than the CPU's.
     """
-    from backend_hip.device import open_device
-    from backend_hip.engine import Engine
+    from backend_hip.device import open_device as open_installed
 
+    open_device, make = planting.engine_of(arguments)
     device = open_device(arguments.device, progress=progress)
+    open_installed(arguments.device)  # set_checking speaks to the process's runtime through it
     set_checking(checking_from(arguments))
-    return Engine(
+    engine: Engine = make(
         model,
         device,
         max_cols=arguments.max_cols,
@@ -274,6 +277,7 @@ def open_engine(
         judge=judge,
         progress=progress,
     )
+    return engine
 
 
 @dataclass

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from backend_hip.runtimes.checking import Checking
+from fixtures.faults import find_fault
 from reference.model import Model
 from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES
@@ -113,6 +114,7 @@ def with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, labe
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or arguments.max_cols,
         **common.checking_from(arguments).facts(),
+        "planted_fault": getattr(arguments, "plant", None),
     }
     return Verdict(verdict.checks, run={**facts, **verdict.run}, notes=verdict.notes)
 
@@ -162,6 +164,8 @@ def header(verdict: Verdict, model: Model, columns: int) -> list[str]:
         f"chunk {run['chunk']}{_checked(run)}",
         "prompt": f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}",
     }
+    if run.get("planted_fault"):
+        entries["planted"] = f"{run['planted_fault']}: {find_fault(run['planted_fault']).what}"
     return [tables.paragraph(f"{head:<9} {text}", columns) for head, text in entries.items()]
 
 

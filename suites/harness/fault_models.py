@@ -10,7 +10,11 @@ from reference.model import Model, load_model
 
 def fault_model(name: str, edit: str = "") -> Model:
     """The registered model, with the edit that some faults need to matter."""
-    model = load_model(resolve_model(name))
+    return edited(load_model(resolve_model(name)), edit)
+
+
+def edited(model: Model, edit: str) -> Model:
+    """The model after an edit of fixtures.faults.EDITS."""
     return with_tied_router(model, 1) if edit == "tied-router" else model
 
 
