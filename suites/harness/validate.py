@@ -9,7 +9,7 @@ A device error on the way is raised, not judged.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
-from suites.harness.verdict import Check, State, Verdict, check_of, json_number
+from suites.harness.verdict import Check, State, Verdict, behind, check_of, json_number
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ class _Run:
         self._checks += [*eager, *logits] if finite else [*logits, *eager]
         self._checks.append(told_apart(expected.logits[-1]))
         first = len(self._checks)
-        exact = self._pair(results, snapshots, limit) if len(results) == 2 else ""
+        parted = traced[-1].parted_at
+        exact = self._pair(results, snapshots, limit, parted) if len(results) == 2 else ""
         self._kernels(traced, results)
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
@@ -288,13 +289,16 @@ class _Run:
         results: dict[str, Prefilled],
         snapshots: dict[str, LeftBehind],
         end_to_end: float,
+        parted_at: str,
     ) -> str:
         per_token, batched = results["per-token"], results["batched"]
         limit = pairs.pair_limit(self._options.path, end_to_end)
         self._checks += pairs.proofs(per_token, batched, self._broken())
-        self._checks.append(
-            pairs.logits_check(per_token, batched, limit, broken_since=self._broken())
-        )
+        logits = pairs.logits_check(per_token, batched, limit, broken_since=self._broken())
+        if logits.state is State.DIVERGED and parted_at and pairs.is_exact(self._options.path):
+            # Each point may be within its own limit: only the bits of the traces tell which op.
+            logits = replace(logits, link=f"{logits.link}: other bits since {parted_at}")
+        self._checks.append(logits)
         if pairs.is_exact(self._options.path):
             self._checks += snapshots["batched"].checks_against(
                 snapshots["per-token"],
@@ -336,7 +340,7 @@ class _Run:
         if not any(layer.experts is not None for layer in self._model.spec.layers):
             return
         judge = self._references.routing
-        self._checks.append(judge.check())
+        self._checks.append(behind(judge.check(), self._broken()))
         self._notes += [f"near-tie in routing: {turn}" for turn in judge.near_ties]
         if self._options.n_decode and not self._replayed_choices:
             self._notes.append(
