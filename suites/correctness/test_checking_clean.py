@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,25 +72,24 @@ def run(engine: Engine) -> list[NDArray[np.float32]]:
 def test_the_engine_gives_the_same_bits(
     case: EngineCase, device: Device, load: Callable[[str], Model]
 ) -> None:
-    with checked(device, Checking()):
-        with Engine(
-            load(case.model),
-            device,
-            max_cols=4,
-            path=case.path,
-            kv_type_k=case.kv_type_k,
-            kv_type_v=case.kv_type_v,
-            context_length=CONTEXT,
-        ) as engine:
-            plain = run(engine)
-            for seed in SEEDS:
-                device.stream.synchronise()
-                set_checking(Checking(shuffle=seed, sanitize=True))
-                for got, expected in zip(run(engine), plain, strict=True):
-                    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    with checked(device, Checking()), Engine(
+        load(case.model),
+        device,
+        max_cols=4,
+        path=case.path,
+        kv_type_k=case.kv_type_k,
+        kv_type_v=case.kv_type_v,
+        context_length=CONTEXT,
+    ) as engine:
+        plain = run(engine)
+        for seed in SEEDS:
             device.stream.synchronise()
-            assert checking_of() == Checking(shuffle=SEEDS[-1], sanitize=True)
-            set_checking(Checking())
+            set_checking(Checking(shuffle=seed, sanitize=True))
+            for got, expected in zip(run(engine), plain, strict=True):
+                np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+        device.stream.synchronise()
+        assert checking_of() == Checking(shuffle=SEEDS[-1], sanitize=True)
+        set_checking(Checking())
 
 
 # --- rows of the registry that no model above has --------------------------------------------------
@@ -108,9 +108,7 @@ def test_every_row_of_the_registry_has_a_case() -> None:
     covered = set(DIRECT)
     for case in ENGINES:
         model = load_model(resolve_model(case.model))
-        keys = requirements(
-            model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v
-        )
+        keys = requirements(model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v)
         covered |= {(op, variant.partition("@")[0], path) for op, variant, path in keys}
     assert {row.key for row in REGISTRY} == covered
 
@@ -127,7 +125,8 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
     x = np.random.default_rng(7).standard_normal((tokens, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow([key], {"MAX_COLS": 4}, tokens=range(tokens))
-        given, y = lab.buffer(x), lab.output(tokens, columns if op in ("embed",) else rows)
+        given, y = lab.buffer(x), lab.output(tokens, columns if op == "embed" else rows)
+        arguments: tuple[Any, ...]
         if op == "gated_strided":
             y = lab.output(tokens, columns)
             grid = (-(-tokens * columns // flow.kernels.block(key)), 1)
@@ -138,12 +137,12 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
         else:
             weight = _weight(lab, form, count * rows, columns)
             chosen = np.asarray([2, 0, 1, 2], dtype=np.int32)
-            routing = [chosen]
+            routing, last = [chosen], tokens
             if op == "matvec_experts":
-                routing = [np.asarray([0, 1, 2, 4]), np.asarray([1, 2, 0, 3])]
+                routing, last = [np.asarray([0, 1, 2, 4]), np.asarray([1, 2, 0, 3])], count
             routes = [lab.buffer(array.astype(np.int32)) for array in routing]
-            grid = (3, count if op == "matvec_experts" else tokens)
-            arguments = (weight, given, y.pointer, *routes, rows, columns, 1)  # type: ignore[assignment]
+            grid = (3, last)
+            arguments = (weight, given, y.pointer, *routes, rows, columns, 1)
         flow.kernels.launch(key, grid, *arguments)
         plain = lab.read(y)
         for seed in SEEDS:
