@@ -72,15 +72,18 @@ def run(engine: Engine) -> list[NDArray[np.float32]]:
 def test_the_engine_gives_the_same_bits(
     case: EngineCase, device: Device, load: Callable[[str], Model]
 ) -> None:
-    with checked(device, Checking()), Engine(
-        load(case.model),
-        device,
-        max_cols=4,
-        path=case.path,
-        kv_type_k=case.kv_type_k,
-        kv_type_v=case.kv_type_v,
-        context_length=CONTEXT,
-    ) as engine:
+    with (
+        checked(device, Checking()),
+        Engine(
+            load(case.model),
+            device,
+            max_cols=4,
+            path=case.path,
+            kv_type_k=case.kv_type_k,
+            kv_type_v=case.kv_type_v,
+            context_length=CONTEXT,
+        ) as engine,
+    ):
         plain = run(engine)
         for seed in SEEDS:
             device.stream.synchronise()
@@ -92,7 +95,7 @@ def test_the_engine_gives_the_same_bits(
         set_checking(Checking())
 
 
-# --- rows of the registry that no model above has --------------------------------------------------
+# --- rows of the registry that no model above has ------------------------------------------------
 
 EXPERT_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q5_K")
 DIRECT: tuple[Key, ...] = (
