@@ -19,9 +19,8 @@ import pytest
 
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
-from backend_hip.runtimes.checking import Checking
+from backend_hip.runtimes.checking import LARGEST_SEED, Checking
 from reference.model.errors import InputError
-from suites.commands.common import shuffle_seed
 from suites.correctness.relations import FILE, Relation, parse_relation
 from suites.harness.protocol import PREFILL_MODES
 
@@ -74,6 +73,12 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal() or len(text) > len(str(LARGEST_SEED)) or int(text) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"shuffle is {text!r}, expected a seed from 0 to 2^64 - 1")
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,7 @@ def add_options(add: Callable[..., None]) -> None:
     )
     add(
         "--shuffle",
-        type=shuffle_seed,
+        type=_seed,
         metavar="SEED",
         help="the cpu runtime runs each launch in a seeded order and in its reverse; both must "
         "leave the same memory (default: off)",

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from backend_hip.runtimes import DEVICES
-from backend_hip.runtimes.checking import LARGEST_SEED, Checking, set_checking
+from backend_hip.runtimes.checking import Checking, set_checking
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
@@ -117,7 +117,7 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
     """What the CPU runtime checks while the engine runs."""
     parser.add_argument(
         "--shuffle",
-        type=shuffle_seed,
+        type=int,
         metavar="SEED",
         help="run each launch in a seeded order of its threads and blocks and in the reverse; "
         "both must leave the same memory (cpu runtime only; default: off)",
@@ -130,25 +130,16 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def shuffle_seed(text: str) -> int:
-    """A seed from 0 to 2^64 - 1, as an argument's type."""
-    if not text.isdecimal() or len(text) > 20 or int(text) > LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"shuffle is {text!r}, expected a seed from 0 to 2^64 - 1")
-    return int(text)
-
-
-def require_engine_for_checks(arguments: argparse.Namespace) -> None:
-    """Refuses --shuffle and --sanitize for the reference, which has no launches to check."""
-    checking = checking_from(arguments)
-    if arguments.side == "reference" and checking.is_on:
+def checking_from(arguments: argparse.Namespace) -> Checking:
+    """What the options ask for. InputError for a seed that is none, and for the reference, which
+    has no launches to check."""
+    checking = Checking(shuffle=arguments.shuffle, sanitize=arguments.sanitize)
+    if checking.is_on and getattr(arguments, "side", "engine") == "reference":
         raise InputError(
             f"{checking.options}: --side is reference, expected engine because the checks are of "
             "its launches"
         )
-
-
-def checking_from(arguments: argparse.Namespace) -> Checking:
-    return Checking(shuffle=arguments.shuffle, sanitize=arguments.sanitize)
+    return checking
 
 
 def add_kv(parser: argparse.ArgumentParser) -> None:

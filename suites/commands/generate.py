@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"-n is {arguments.n}, expected at least 1 token")
     options, seed = _sampling(arguments)
     common.require_device(arguments.device)
-    common.require_engine_for_checks(arguments)
+    common.checking_from(arguments)
     common.require_writable("--json", arguments.json)
     switch = common.prefill_switch(None) or "on"
     if arguments.side == "reference" and switch == "validate":

@@ -58,7 +58,7 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     common.require_device(arguments.device)
-    common.require_engine_for_checks(arguments)
+    common.checking_from(arguments)
     common.require_writable("--out", arguments.out)
     common.require_writable("--json", arguments.json)
     if arguments.out.suffix != ".npz":

@@ -78,6 +78,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
 def run(arguments: argparse.Namespace) -> int:
     options = read_options(arguments)
     common.require_device(arguments.device)
+    common.checking_from(arguments)
     common.require_writable("--json", arguments.json)
     with common.ProgressReport() as progress:
         progress("reading the model")

@@ -76,6 +76,7 @@ SIMT_KERNEL(stack_alignment, uint32_t* out) {
 SIMT_KERNEL(write_at, unsigned char* out, int64_t at) {
   if (simt::block_x() == 1 && simt::thread() == 5) out[at] = 1;
 }
+SIMT_KERNEL(last_one, int32_t* out) { if (simt::thread() == 0) out[0] = simt::block_x(); }
 SIMT_KERNEL(leave_before_barrier) { if (simt::thread() != 9) simt::sync(); }
 SIMT_KERNEL(leave_before_sum, float* out) {
   if (simt::thread() != 9) out[simt::thread()] = simt::wave_sum(1.0f);

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from backend_hip.device import open_device
-from backend_hip.runtimes.checking import Checking, set_checking
+from backend_hip.runtimes.checking import Checking, recover, set_checking
 from fixtures.faults import TIERS, Fault, find_fault, load_faults
 from reference.model import Model
 from reference.model.errors import AssayError, DeviceError, InputError
@@ -193,6 +193,7 @@ def judge(model: Model, look: Look, engine: PatchedEngine | None = None) -> Verd
         tokens = prompt_of(model, look)
         return validate(model, open_engine, tokens, options, context_length=context)
     finally:
+        recover()  # an engine that failed leaves work queued, or the device lost
         set_checking(UNCHECKED)
 
 

@@ -70,6 +70,7 @@ USAGE_ERRORS = {
     "no such file": (("--model", "./nowhere.gguf", BENCHMARKS), "is no file"),
     "no such device": (("--device", "tpu", BENCHMARKS), "--device"),
     "columns out of range": (("--max-cols", "0", BENCHMARKS), "1 to 64"),
+    "seed out of range": (("--shuffle", str(2**64), BENCHMARKS), "expected a seed from 0"),
     "columns no number": (("--max-cols", "forty", BENCHMARKS), "1 to 64"),
     "mode unknown": (("--prefill", "batched,fast", BENCHMARKS), "per-token,batched"),
     "path that no case has": (("--path", "serial", "suites/meta/test_reports.py"), "--path serial"),
@@ -245,7 +246,9 @@ def test_the_models_that_run_are_named(options: tuple[str, ...], names: set[str]
     assert words == names if options else words > names
 
 
-def test_header_names_the_runtime() -> None:
-    run = run_pytest("-v", "--collect-only", "--device", "cpu", "-k", "header", __file__)
+def test_header_names_the_runtime_and_its_checks() -> None:
+    checks = ("--shuffle", "7", "--sanitize")
+    run = run_pytest("-v", "--collect-only", "--device", "cpu", *checks, "-k", "header", __file__)
     (line,) = (line for line in run.stdout.splitlines() if line.startswith("assay: runtime"))
     assert "runtime cpu (emulated), compiler " in line
+    assert line.endswith(", --shuffle 7 --sanitize")

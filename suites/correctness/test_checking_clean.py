@@ -1,0 +1,155 @@
+"""What is right stays silent under both checks and leaves the bits that it leaves without them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backend_hip.device import Device
+from backend_hip.engine import Engine
+from backend_hip.registry import REGISTRY, Key, requirements
+from backend_hip.runtimes.checking import Checking, checking_of, set_checking
+from fixtures.registry import resolve_model
+from reference.model import Model, load_model
+from reference.model.quant import FORMATS
+from reference.quantise import quantise
+from suites.correctness.checks import checked
+from suites.correctness.lab import Lab
+
+SEEDS = (0, 5, 11)
+TOKENS = (3, 1, 4, 1, 5, 9, 2)
+CONTEXT = 64
+
+
+@dataclass(frozen=True)
+class EngineCase:
+    model: str
+    path: str = "kparallel"
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+
+    @property
+    def id(self) -> str:
+        return f"{self.model}-{self.path}-{self.kv_type_k}-{self.kv_type_v}"
+
+
+ENGINES = (
+    EngineCase("tiny-llama"),
+    EngineCase("tiny-qwen3"),
+    EngineCase("oracle-gemma4moe"),
+    EngineCase("oracle-qwen35moe"),
+    # The rest of the registry, with as few models as have it.
+    EngineCase("tiny-qwen35moe", kv_type_k="f32", kv_type_v="f32"),
+    EngineCase("tiny-gemma4e", path="serial", kv_type_v="f32"),
+    EngineCase("tiny-qwen3moe-q6_k", kv_type_k="f32"),
+    EngineCase("tiny-qwen3-q5_1"),
+    EngineCase("tiny-qwen2-q8_0"),
+    EngineCase("tiny-llama-q5_k", path="serial"),
+    *(EngineCase(f"tiny-llama-{name}", path="serial") for name in ("f16", "bf16", "q4_0", "q4_1")),
+    *(EngineCase(f"tiny-llama-{name}") for name in ("bf16", "q4_0", "q4_1")),
+)
+
+
+def run(engine: Engine) -> list[NDArray[np.float32]]:
+    """Logits of both prefill modes and of decode steps after each."""
+    result = []
+    for prefill in (engine.prefill_batched, engine.prefill_per_token):
+        engine.reset()
+        result.append(prefill(TOKENS, logits="all").logits)
+        token = int(result[-1][-1].argmax())
+        for _ in range(2):
+            step = engine.decode(token)
+            result.append(step.tail.logits)
+            token = step.token
+        result.append(np.asarray([engine.step(token)], dtype=np.float32))
+    return result
+
+
+@pytest.mark.parametrize("case", ENGINES, ids=lambda case: case.id)
+def test_the_engine_gives_the_same_bits(
+    case: EngineCase, device: Device, load: Callable[[str], Model]
+) -> None:
+    with (
+        checked(device, Checking()),
+        Engine(
+            load(case.model),
+            device,
+            max_cols=4,
+            path=case.path,
+            kv_type_k=case.kv_type_k,
+            kv_type_v=case.kv_type_v,
+            context_length=CONTEXT,
+        ) as engine,
+    ):
+        plain = run(engine)
+        for seed in SEEDS:
+            device.stream.synchronise()
+            set_checking(Checking(shuffle=seed, sanitize=True))
+            for got, expected in zip(run(engine), plain, strict=True):
+                np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+        device.stream.synchronise()
+        assert checking_of() == Checking(shuffle=SEEDS[-1], sanitize=True)
+        set_checking(Checking())
+
+
+# --- rows of the registry that no model above has ------------------------------------------------
+
+EXPERT_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_1", "Q5_K")
+DIRECT: tuple[Key, ...] = (
+    ("embed", "Q4_1", "any"),
+    ("embed", "Q5_1", "any"),
+    ("gated_strided", "silu", "any"),
+    *(("matvec_expert", name, "kparallel") for name in EXPERT_FORMATS),
+    *(("matvec_experts", name, "kparallel") for name in EXPERT_FORMATS),
+)
+
+
+def test_every_row_of_the_registry_has_a_case() -> None:
+    covered = set(DIRECT)
+    for case in ENGINES:
+        model = load_model(resolve_model(case.model))
+        keys = requirements(model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v)
+        covered |= {(op, variant.partition("@")[0], path) for op, variant, path in keys}
+    assert {row.key for row in REGISTRY} == covered
+
+
+def _weight(lab: Lab, form: str, rows: int, columns: int) -> object:
+    values = np.random.default_rng([rows, columns]).standard_normal((rows, columns))
+    return lab.buffer(quantise(FORMATS[form], values.astype(np.float32)))
+
+
+@pytest.mark.parametrize("key", DIRECT, ids=lambda key: " ".join(key))
+def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None:
+    op, form, _ = key
+    rows, columns, count, tokens = 9, 256, 3, 4
+    x = np.random.default_rng(7).standard_normal((tokens, columns)).astype(np.float32)
+    with checked(device, Checking()), Lab(device) as lab:
+        flow = lab.flow([key], {"MAX_COLS": 4}, tokens=range(tokens))
+        given, y = lab.buffer(x), lab.output(tokens, columns if op == "embed" else rows)
+        arguments: tuple[Any, ...]
+        if op == "gated_strided":
+            y = lab.output(tokens, columns)
+            grid = (-(-tokens * columns // flow.kernels.block(key)), 1)
+            arguments = (given, given, y.pointer, tokens * columns, columns, columns)
+        elif op == "embed":
+            grid = (1, tokens)
+            arguments = (_weight(lab, form, rows, columns), flow.step, y.pointer, columns, 2.0)
+        else:
+            weight = _weight(lab, form, count * rows, columns)
+            chosen = np.asarray([2, 0, 1, 2], dtype=np.int32)
+            routing, last = [chosen], tokens
+            if op == "matvec_experts":
+                routing, last = [np.asarray([0, 1, 2, 4]), np.asarray([1, 2, 0, 3])], count
+            routes = [lab.buffer(array.astype(np.int32)) for array in routing]
+            grid = (3, last)
+            arguments = (weight, given, y.pointer, *routes, rows, columns, 1)
+        flow.kernels.launch(key, grid, *arguments)
+        plain = lab.read(y)
+        for seed in SEEDS:
+            set_checking(Checking(shuffle=seed, sanitize=True))
+            flow.kernels.launch(key, grid, *arguments)
+            np.testing.assert_array_equal(lab.read(y), plain)
+            set_checking(Checking())
