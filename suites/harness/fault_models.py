@@ -6,6 +6,10 @@ import numpy as np
 
 from fixtures.registry import resolve_model
 from reference.model import Model, load_model
+from reference.model.errors import InputError
+
+LOUDER = np.float32(64)
+"""Scores of the tiny models are about 3 at most."""
 
 
 def fault_model(name: str, edit: str = "") -> Model:
@@ -15,7 +19,12 @@ def fault_model(name: str, edit: str = "") -> Model:
 
 def edited(model: Model, edit: str) -> Model:
     """The model after an edit of fixtures.faults.EDITS."""
-    return with_tied_router(model, 1) if edit == "tied-router" else model
+    match edit:
+        case "tied-router":
+            return with_tied_router(model, 1)
+        case "loud-scores":
+            return with_loud_scores(model)
+    return model
 
 
 def with_tied_router(model: Model, layer: int, *, zero: bool = True) -> Model:
@@ -24,4 +33,22 @@ def with_tied_router(model: Model, layer: int, *, zero: bool = True) -> Model:
     router = layers[layer]["ffn_gate_inp"]
     raw = np.zeros_like(router.raw) if zero else np.tile(router.raw[:1], (len(router.raw), 1))
     layers[layer] = {**layers[layer], "ffn_gate_inp": replace(router, raw=raw)}
+    return replace(model, weights=replace(model.weights, layers=tuple(layers)))
+
+
+def with_loud_scores(model: Model) -> Model:
+    """The same model, but queries are so long that exp of a raw score overflows in float32.
+
+    Raises InputError for a model without a norm of its queries.
+    """
+    layers = []
+    for tensors in model.weights.layers:
+        if "attn_q_norm" not in tensors:
+            raise InputError(
+                f"fault: {model.spec.architecture} has no attn_q_norm in each layer, expected one "
+                "because its scores are made loud there"
+            )
+        norm = tensors["attn_q_norm"]
+        loud = np.ascontiguousarray(LOUDER * norm.vector()).view(np.uint8).reshape(norm.raw.shape)
+        layers.append({**tensors, "attn_q_norm": replace(norm, raw=loud)})
     return replace(model, weights=replace(model.weights, layers=tuple(layers)))
