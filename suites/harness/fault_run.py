@@ -57,10 +57,10 @@ LOOKS: tuple[Look, ...] = (
         checking=Checking(shuffle=1, sanitize=True),
         seed=12,
     ),
-    # Keys in two tiles, the first of them outside a window of 16 for the last tokens; a chunk of
-    # more than max_cols, so that a group of columns has a successor in its flow. Only what the two
-    # looks before missed comes here.
-    Look("tiles", "fast", length=53, n_decode=1, max_cols=16, chunk=24, seed=17),
+    # Keys in three tiles of 32, the first of them outside a window of 16 for the last tokens; a
+    # chunk of more than max_cols, so that a group of columns has a successor in its flow. Only what
+    # the two looks before missed comes here.
+    Look("tiles", "fast", length=69, n_decode=1, max_cols=16, chunk=24, seed=17),
     # Longer than two tiles of 64 keys and than a block of 128 threads; chunk is no multiple of
     # max_cols, so that a flow has a partial group of columns in its middle.
     Look("long", "full", length=131, n_decode=2, max_cols=33, chunk=50, seed=13),
