@@ -21,7 +21,7 @@ from suites.harness.rules import LayerOps, LocalRules, Op, no_rule, top_op
 from suites.harness.rules_attention import attention_op
 from suites.harness.rules_delta_net import delta_net_op
 from suites.harness.rules_feed_forward import experts_op, per_layer_op, stream_op
-from suites.harness.verdict import Check, State, check_of, counted
+from suites.harness.verdict import Check, State, behind, check_of, counted
 
 __all__ = [
     "UNOBSERVED",
@@ -131,8 +131,9 @@ def judge_trace(
 
     A point that is missing is invalid, unless the trace's meta lists it as unobserved: that is
     reported as such and never counted as passed. A point whose inputs are not finite can't be
-    judged and counts as diverged, behind the point that broke them. `recurrent` receives what a
-    delta net layer's state must be after the trace, by layer. What `proven` covers is taken over.
+    judged and counts as diverged, behind the point that broke them; so does one whose limit or
+    exact result overflows behind a broken point. `recurrent` receives what a delta net layer's
+    state must be after the trace, by layer. What `proven` covers is taken over.
     """
     walk = _Walk(model, trace, rules, {} if recurrent is None else recurrent, proven)
     broken: str | None = None
@@ -196,7 +197,8 @@ class _Walk:
             return unjudged(State.DIVERGED, f"inputs are not finite since {broken}")
         comparison = compare(got, *_evaluate(op, inputs, got))
         note = self._note(op)
-        check = check_of(point.name, comparison, detail=note, link=f"{point.name} ({op.name})")
+        link = f"{point.name} ({op.name})"
+        check = behind(check_of(point.name, comparison, detail=note, link=link), broken or "")
         return PointCheck(point, op.name, comparison, check, note)
 
     def inputs(self, point: TracePoint) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from suites.harness.bounds_delta_net import DeltaRule
 from suites.harness.compare import Array, Comparison, compare, same_bits
 from suites.harness.kv import different
 from suites.harness.protocol import JudgedEngine
-from suites.harness.verdict import Check, State, check_of
+from suites.harness.verdict import Check, State, behind, check_of
 
 StateSnapshot = dict[int, tuple[Array, Array]]
 """Per delta net layer, copies of memory (NV, DS, DS) and tail (taps - 1, channels), float32."""
@@ -43,8 +43,8 @@ def held_check(
 
     The tail is the last recorded inputs of the convolution, bit for bit, behind zeros where the
     prompt is shorter. The memory is the recurrence over the recorded q, k, v, decay and beta,
-    within its limit. A layer that could not be judged makes the check invalid, or diverged where
-    `broken_since` names the point that earlier checks found broken.
+    within its limit. A layer that could not be judged, and a limit that is not finite, make the
+    check invalid, or diverged where `broken_since` names the point that was found broken before.
     """
     name, elements = "local: recurrent state", 0
     worst: tuple[str, Comparison] | None = None
@@ -73,7 +73,8 @@ def held_check(
         elements += comparison.elements
         where = f"memory of layer {layer}"
         if not comparison.ok:
-            return _named(check_of(name, comparison, link=f"recurrent state: {where}"), where)
+            check = check_of(name, comparison, link=f"recurrent state: {where}")
+            return _named(behind(check, broken_since), where)
         if worst is None or (comparison.of_limit or 0) > (worst[1].of_limit or 0):
             worst = where, comparison
     if worst is None:

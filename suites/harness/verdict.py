@@ -12,7 +12,7 @@ the JSON form.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,18 @@ def check_of(
         detail="; ".join(text for text in (detail, reason) if text),
         link=link,
     )
+
+
+def behind(check: Check, broken_since: str) -> Check:
+    """The check as it counts once `broken_since` (empty: nothing) is known to be broken.
+
+    Wild values can leave no finite limit and NaN on both sides. By itself that proves nothing and
+    is invalid; behind a broken point it is what that point led to, and must not outrank it.
+    """
+    if check.state is not State.INVALID or not broken_since:
+        return check
+    detail = f"{check.detail}; what it reads is wrong since {broken_since}"
+    return replace(check, state=State.DIVERGED, detail=detail)
 
 
 def fact(

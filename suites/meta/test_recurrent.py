@@ -175,3 +175,12 @@ def test_a_broken_delta_net_does_not_hide_that_the_state_was_not_judged() -> Non
     held = next(check for check in verdict.checks if check.name == "local: recurrent state")
     assert (held.state, held.elements) == (State.DIVERGED, 0)
     assert "broken since attn_norm-0" in held.detail
+
+
+def test_a_recurrence_that_overflows_does_not_outrank_what_made_it() -> None:
+    """Beta above 1 grows the state past every finite limit, which alone would be invalid."""
+    verdict = _validate(FAKE["beta-without-sigmoid"], name="qwen35")
+    assert verdict.summary() == "diverged: beta-0 (beta)"
+    overflow = [check for check in verdict.checks if "limits are negative" in check.detail]
+    assert overflow
+    assert all("wrong since beta-0" in check.detail for check in overflow)
