@@ -12,6 +12,7 @@ from reference.model import Model
 from reference.model.trace import Trace
 from suites.harness import kv
 from suites.harness.bounds_delta_net import DeltaRule
+from suites.harness.compare import same_bits
 from suites.harness.kernels import path_of
 from suites.harness.left_behind import LeftBehind
 from suites.harness.local import (
@@ -36,7 +37,11 @@ Each of them is a pass of its own with every value read back.
 
 @dataclass(frozen=True)
 class TracedRun:
-    """One prefill as it was traced; `whole`: all of the prompt, not only its start."""
+    """One prefill as it was traced; `whole`: all of the prompt, not only its start.
+
+    `parted_at` names the first point that has other bits than the run traced before it, as links
+    do; empty where none has, and for the first run.
+    """
 
     result: Prefilled
     recorded: Trace
@@ -46,6 +51,7 @@ class TracedRun:
     notes: list[str]
     plants: list[Plant]
     whole: bool = True
+    parted_at: str = ""
 
     @property
     def mode(self) -> str:
@@ -96,7 +102,25 @@ def judge_run(
     notes = [f"{point.point.name}: {point.note}" for point in points if point.note]
     whole = first is None or len(recorded.tokens) == len(first.recorded.tokens)
     known = Proven(recorded, rules, {p.point.name: p for p in points}, states)
-    return TracedRun(result, recorded, points, known, checks, notes, plants, whole)
+    parted = "" if first is None else _parted_at(points, recorded, first.recorded)
+    return TracedRun(result, recorded, points, known, checks, notes, plants, whole, parted)
+
+
+def _parted_at(points: Sequence[PointCheck], recorded: Trace, before: Trace) -> str:
+    """The first point where two traces have other bits for the tokens that both hold."""
+    count = min(len(recorded.tokens), len(before.tokens))
+    for point in points:
+        name = point.point.name
+        if name not in recorded or name not in before:
+            continue
+        one, other = recorded[name], before[name]
+        # The last row alone was recorded: of another token where one trace is shorter.
+        last_only = len(one) < len(recorded.tokens) or len(other) < len(before.tokens)
+        if last_only and len(recorded.tokens) != len(before.tokens):
+            continue
+        if not same_bits(one[:count], other[:count]):
+            return f"{name} ({point.op})"
+    return ""
 
 
 def _stored_wrong(
