@@ -1,8 +1,7 @@
 """Faults of routed, recurrent, gated and per-layer architectures, and where each must be found.
 
-`PLACES` says at which point of which model a fault first shows, whoever runs it. `FAKE` plants the
-same faults in the fake engine by patching a reference function; engine_faults.py plants them in the
-real one.
+`PLACES` says at which point of which model a fault first shows, whoever runs it. `FAKE` plants them
+in the fake engine by patching a reference function; fixtures/faults plants most in the real one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
