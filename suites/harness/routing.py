@@ -27,7 +27,10 @@ Choices = dict[int, NDArray[np.int64]]
 
 
 def choices_of(trace: Trace, spec: ModelSpec) -> Choices:
-    """What a trace from position 0 recorded; a layer whose ids are no choice at all is left out."""
+    """What a trace from position 0 recorded.
+
+    A layer whose ids are no choice at all is left out: one outside the experts, or twice in a row.
+    """
     found = {}
     for layer in spec.layers:
         name, experts = f"{TOPK}-{layer.index}", layer.experts
@@ -35,7 +38,10 @@ def choices_of(trace: Trace, spec: ModelSpec) -> Choices:
             continue
         ids = trace[name]
         usable = ids.dtype.kind == "i" and ids.ndim == 2 and ids.shape[1] == experts.used
-        if usable and ids.size and ids.min() >= 0 and ids.max() < experts.count:
+        if not usable or not ids.size or ids.min() < 0 or ids.max() >= experts.count:
+            continue
+        ordered = np.sort(ids, axis=-1)
+        if np.all(ordered[:, 1:] != ordered[:, :-1]):
             found[layer.index] = ids.astype(np.int64)
     return found
 

@@ -33,7 +33,7 @@ from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
-from suites.harness.verdict import Check, State, Verdict, check_of, json_number
+from suites.harness.verdict import Check, State, Verdict, behind, check_of, json_number
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class _Run:
         if not any(layer.experts is not None for layer in self._model.spec.layers):
             return
         judge = self._references.routing
-        self._checks.append(judge.check())
+        self._checks.append(behind(judge.check(), self._broken()))
         self._notes += [f"near-tie in routing: {turn}" for turn in judge.near_ties]
         if self._options.n_decode and not self._replayed_choices:
             self._notes.append(

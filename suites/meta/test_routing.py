@@ -135,7 +135,11 @@ def test_near_ties_need_a_gap_within_both_limits() -> None:
     assert near_ties(logits, limit, 3) == []
 
 
-@pytest.mark.parametrize("ids", [[[0, 8]], [[-1, 0]], [[0]]], ids=["outside", "negative", "few"])
+@pytest.mark.parametrize(
+    "ids",
+    [[[0, 8]], [[-1, 0]], [[0]], [[3, 3]]],
+    ids=["outside", "negative", "few", "twice"],
+)
 def test_a_choice_that_is_none_is_not_followed(ids: list[list[int]]) -> None:
     model = oracle_model("qwen3moe")
     trace = Trace()
