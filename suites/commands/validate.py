@@ -35,6 +35,12 @@ def add(subparsers: Any) -> None:
     )
     common.add_model(parser)
     add_options(parser)
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="after a run that is ok, also patch one kernel in a copy of the engine: the judge "
+        "must see it, else the verdict is invalid",
+    )
     parser.set_defaults(run=run)
 
 
@@ -91,6 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             options,
             context_length=common.context_for(model, len(tokens) + options.n_decode),
             progress=progress,
+            open_copy=opener.copy if arguments.self_test else None,
         )
     verdict = with_run(verdict, arguments, model, opener.label)
     print(render(verdict, model, tables.width()))
@@ -111,6 +118,7 @@ def with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, labe
         "file": model.file.path.name,
         "architecture": model.spec.architecture,
         "runtime": label,
+        "self_test": getattr(arguments, "self_test", False),
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or arguments.max_cols,
         **common.checking_from(arguments).facts(),

@@ -7,6 +7,7 @@ import numpy as np
 
 from reference.model.errors import InputError
 from reference.model.trace import Trace
+from suites.harness.check_kinds import is_trace_point
 from suites.harness.compare import Array, compare
 from suites.harness.tolerances import TRACE_FILES
 from suites.harness.verdict import Check, State, Verdict, check_of
@@ -21,6 +22,13 @@ UNDER_TEST = ("side", "runtime", "dtype", "prefill", "path")
 
 def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -> None:
     """Refuses traces that were made to be different; `allow_different` lets KV types differ."""
+    for trace in (got, want):
+        strange = [name for name in trace.arrays if not is_trace_point(name)]
+        if strange:
+            raise InputError(
+                f"compare: an array is named {strange[0]!r}, expected a trace point such as "
+                "attn_norm-0 because both files are traces of a model"
+            )
     for field in SAME_RUN if allow_different else (*SAME_RUN, *STORAGE):
         one, other = got.meta.get(field), want.meta.get(field)
         if one != other:

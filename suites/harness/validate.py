@@ -3,7 +3,7 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
-    faults planted in copies of this run's own data
+    faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
 """
@@ -25,6 +25,7 @@ from suites.harness.endtoend import DistanceTrace, Expected, References
 from suites.harness.kernels import kernels_check, product_rows, require_path
 from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
+from suites.harness.patched_kernel import OpenCopy, with_self_test
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
 from suites.harness.rerun import other_prompt
@@ -67,11 +68,13 @@ def validate(
     context_length: int | None = None,
     dense: DenseCache | None = None,
     progress: Progress | None = None,
+    open_copy: OpenCopy | None = None,
 ) -> Verdict:
     """Judges a fresh engine of `open_engine` on a prompt of token ids; closes the engine.
 
     Raises InputError for bad tokens before anything runs. Unsupported from `open_engine` becomes
-    the state unsupported. `dense` shares dequantised weights with other References.
+    the state unsupported. `dense` shares dequantised weights with other References. With
+    `open_copy` a kernel is patched in a copy of the engine afterwards, and must be seen.
     """
     options = options or Options()
     room = (context_length or model.spec.context_length) - options.n_decode
@@ -83,9 +86,13 @@ def validate(
         check = Check("support", State.UNSUPPORTED, 0, detail=str(error), link=str(error))
         return Verdict((check,), run={"tokens": list(tokens)})
     try:
-        return _Run(model, engine, tuple(tokens), options, dense, say).verdict()
+        verdict = _Run(model, engine, tuple(tokens), options, dense, say).verdict()
     finally:
         engine.close()
+    if open_copy is None:
+        return verdict
+    declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
+    return with_self_test(verdict, model, open_copy, tokens, options.modes[-1], declared, say)
 
 
 @dataclass(frozen=True)

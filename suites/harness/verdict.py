@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from reference.model.cache import atomic_write
+from suites.harness.check_kinds import kind_of
 from suites.harness.compare import Comparison
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA_PATH = Path(__file__).with_name("verdict.schema.json")
 
 
@@ -82,6 +83,7 @@ class Check:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "kind": kind_of(self.name).id,
             "state": self.state.value,
             "elements": self.elements,
             "unit": self.unit,
@@ -96,11 +98,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The checks of one run in order, what the run was (`run`), and notes that judge nothing."""
+    """The checks of one run in order, what the run was (`run`), and notes that judge nothing.
+
+    Raises ValueError for a check that is in no row of check_kinds.py.
+    """
 
     checks: tuple[Check, ...]
     run: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for check in self.checks:
+            kind_of(check.name)
 
     @property
     def state(self) -> State:
