@@ -13,10 +13,10 @@ import numpy as np
 
 from suites.harness.compare import Comparison, compare
 from suites.harness.kernels import path_check
+from suites.harness.promises import PROMISES, promise
 from suites.harness.protocol import Pair, Prefilled
 from suites.harness.selftest import planted_faults
 from suites.harness.tail import broken_prefill, tail_check
-from suites.harness.tolerances import TABLE
 from suites.harness.verdict import Check, State, Verdict, check_of, fact
 
 POISON_BITS = 0xFFFFFFFF
@@ -24,7 +24,7 @@ POISON_BITS = 0xFFFFFFFF
 
 def is_exact(path: str) -> bool:
     """True where the path promises equal bits between the prefill modes."""
-    return ("prefill_pair", path) in TABLE
+    return ("prefill_pair", path) in PROMISES
 
 
 def pair_limit(path: str, end_to_end: float | None) -> float:
@@ -32,7 +32,7 @@ def pair_limit(path: str, end_to_end: float | None) -> float:
     because each mode may be off by one. NaN (which nothing passes) where that is not known.
     """
     if is_exact(path):
-        return 0.0
+        return promise("prefill_pair", path)
     return math.nan if end_to_end is None else 2 * end_to_end
 
 

@@ -15,6 +15,8 @@ from suites.harness.local_tolerances import (
     TABLE,
     UNIT_ROUNDOFF,
     Row,
+    RowKey,
+    consulted_rows,
     gamma,
     row,
 )
@@ -40,7 +42,9 @@ __all__ = [
     "EndToEnd",
     "Relation",
     "Row",
+    "RowKey",
     "TraceFiles",
+    "consulted_rows",
     "float64_forms_limit",
     "gamma",
     "oracle_limit",
