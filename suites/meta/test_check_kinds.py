@@ -88,6 +88,10 @@ def _late_positions(tables: Callable[..., Any]) -> Callable[..., Any]:
 DECODED_ROPE = Fault(lambda: patched("reference.ops.rope_tables", _late_positions))
 
 
+def _shifted_in_one_run() -> Verdict:
+    return _fake(Fault(kv=test_validate._shifted_when_untraced()))()
+
+
 def _routing() -> Verdict:
     """The engine took the two worst experts of eight."""
     model = oracle_model("qwen3moe")
@@ -145,7 +149,7 @@ PLANTS: Mapping[str, tuple[str, Judge]] = {
     "separate-results": ("one buffer for both modes", _known("same-buffer")),
     "no-poison": ("a logit that was never written", _known("poison-left")),
     "pair-logits": ("one logit off by its last bit", _known("one-ulp")),
-    "pair-kv": ("K shifted in one mode", _known("kv-of-one-untraced-mode")),
+    "pair-kv": ("K shifted in one mode", _shifted_in_one_run),
     "pair-state": ("memory off by its last bit", _recurrent("one-ulp-in-one-mode")),
     "eager": ("tracing changes a last bit", _known("traced-differs")),
     "kernels": ("a kernel of another path", _known("same-route")),
