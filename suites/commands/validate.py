@@ -7,6 +7,7 @@ from typing import Any
 from backend_hip.runtimes.checking import Checking
 from fixtures.faults import find_fault
 from reference.model import Model
+from suites import summary
 from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
@@ -101,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     verdict = with_run(verdict, arguments, model, opener.label)
     print(render(verdict, model, tables.width()))
+    summary.append(summary.section_of("assay validate", verdict))
     if arguments.json is not None:
         verdict.write(arguments.json)
     return verdict.exit_code

@@ -19,16 +19,21 @@ PROMPT_TOKENS = 5
 N_DECODE = 3
 
 
-def _verdict(model: Model, device: Device, options: Options) -> Verdict:
+Record = Callable[[Verdict], Verdict]
+
+
+def _verdict(model: Model, device: Device, options: Options, record: Record) -> Verdict:
     tokens = np.random.default_rng(7).integers(0, model.spec.vocab_size, PROMPT_TOKENS).tolist()
-    verdict = validate(model, lambda: Engine(model, device), tokens, options)
+    verdict = record(validate(model, lambda: Engine(model, device), tokens, options))
     assert all(check.elements > 0 for check in verdict.checks)
     return verdict
 
 
 @pytest.mark.any_model("tiny-llama3", "oracle-qwen35moe")
-def test_verdict_is_ok(model: str, load: Callable[[str], Model], device: Device) -> None:
-    verdict = _verdict(load(model), device, Options(n_decode=N_DECODE))
+def test_verdict_is_ok(
+    model: str, load: Callable[[str], Model], device: Device, record_verdict: Record
+) -> None:
+    verdict = _verdict(load(model), device, Options(n_decode=N_DECODE), record_verdict)
     assert verdict.summary() == "ok"
     assert any("pair" in check.name for check in verdict.checks)
 
@@ -36,15 +41,19 @@ def test_verdict_is_ok(model: str, load: Callable[[str], Model], device: Device)
 @pytest.mark.parametrize("prefill", PREFILL_MODES)
 @pytest.mark.any_model("tiny-llama3")
 def test_verdict_of_one_mode_is_ok(
-    model: str, prefill: str, load: Callable[[str], Model], device: Device
+    model: str, prefill: str, load: Callable[[str], Model], device: Device, record_verdict: Record
 ) -> None:
-    verdict = _verdict(load(model), device, Options(modes=(prefill,), n_decode=N_DECODE))
+    verdict = _verdict(
+        load(model), device, Options(modes=(prefill,), n_decode=N_DECODE), record_verdict
+    )
     assert verdict.summary() == "ok"
     assert not any("pair" in check.name for check in verdict.checks)
 
 
 @pytest.mark.any_model("tiny-llama3")
-def test_a_patched_kernel_is_seen(model: str, load: Callable[[str], Model], device: Device) -> None:
+def test_a_patched_kernel_is_seen(
+    model: str, load: Callable[[str], Model], device: Device, record_verdict: Record
+) -> None:
     """The judge of this very device sees a changed kernel, compiled and run on it."""
     loaded, kind = load(model), device.runtime.kind
 
@@ -61,4 +70,5 @@ def test_a_patched_kernel_is_seen(model: str, load: Callable[[str], Model], devi
     options = Options(n_decode=0)
     verdict = validate(loaded, lambda: Engine(loaded, device), tokens, options, open_copy=open_copy)
     assert verdict.summary() == "ok"
+    record_verdict(verdict)
     assert verdict.checks[-1].name == "self-test: a patched kernel is seen"

@@ -4,7 +4,8 @@ Each must be found at the layer and point where it is: the same places that the 
 are found at (architecture_faults.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,7 @@ from reference.model.trace import Trace
 from suites.harness.fault_models import with_tied_router
 from suites.harness.local import LocalRules, judge_trace
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import State
+from suites.harness.verdict import State, Verdict
 from suites.meta.architecture_faults import PLACES, Place
 from suites.meta.engine_faults import REAL, Plant, kernel, state_not_reset
 from suites.meta.models import oracle_model, prompt
@@ -37,7 +38,9 @@ def _open(model: Model, device: Device) -> Engine:
 
 
 @pytest.mark.parametrize("name", list(TINY_GATES))
-def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
+def test_the_engine_as_it_is_is_ok(
+    device: Device, name: str, record_verdict: Callable[[Verdict], Verdict]
+) -> None:
     model = oracle_model(name)
     verdict = validate(
         model,
@@ -46,6 +49,7 @@ def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
         Options(n_decode=2),
         context_length=CONTEXT,
     )
+    record_verdict(replace(verdict, run={**verdict.run, "model": f"oracle-{name}"}))
     assert verdict.summary() == "ok"
     assert all(check.elements > 0 for check in verdict.checks)
 
