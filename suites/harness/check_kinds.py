@@ -108,6 +108,12 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged", "invalid"),
     ),
     CheckKind(
+        "generations",
+        "generation stamps advance",
+        "every result of the run is a new one: a higher stamp, and memory of its own",
+        ("invalid",),
+    ),
+    CheckKind(
         "pair-logits",
         "prefill pair: last-token logits",
         "batched and per-token logits have equal bits, or are within the path's limit",
@@ -132,8 +138,20 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged", "invalid"),
     ),
     CheckKind(
+        "eager-kv",
+        f"eager {_MODE} with trace equals untraced: KV contents",
+        "traced and untraced runs leave equal bits in the KV cache, where no pair is compared",
+        ("diverged", "invalid"),
+    ),
+    CheckKind(
+        "eager-state",
+        f"eager {_MODE} with trace equals untraced: recurrent state",
+        "traced and untraced runs leave equal recurrent states, where no pair is compared",
+        ("diverged", "invalid"),
+    ),
+    CheckKind(
         "kernels",
-        f"kernels: {_MODE} prefill(, .+)?",
+        f"kernels: ({_MODE} prefill(, .+)?|decode)",
         "exactly the kernels that the limits are for multiplied, by the launch counters",
         ("invalid",),
     ),

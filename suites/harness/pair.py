@@ -119,6 +119,20 @@ def _poison(per_token: Prefilled, batched: Prefilled, broken_since: str) -> Chec
     )
 
 
+def poison_check(result: Prefilled, broken_since: str) -> Check:
+    """The same for a prefill that has no pair."""
+    left = _poisoned(result)
+    spread = bool(broken_since) and left != 0
+    return fact(
+        f"{result.mode} prefill: no poison left",
+        left == 0,
+        f"logits never written: {left}" + (f", or spread since {broken_since}" if spread else ""),
+        failed=State.DIVERGED if spread else State.INVALID,
+        elements=int(result.logits.size),
+        unit="values",
+    )
+
+
 def _poisoned(result: Prefilled) -> int:
     """What the engine counted on the device, or what is seen here, whichever is more."""
     if result.logits.dtype != np.float32:

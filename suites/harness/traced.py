@@ -45,6 +45,7 @@ class TracedRun:
     checks: list[Check]
     notes: list[str]
     plants: list[Plant]
+    held: LeftBehind
     whole: bool = True
 
     @property
@@ -96,7 +97,7 @@ def judge_run(
     notes = [f"{point.point.name}: {point.note}" for point in points if point.note]
     whole = first is None or len(recorded.tokens) == len(first.recorded.tokens)
     known = Proven(recorded, rules, {p.point.name: p for p in points}, states)
-    return TracedRun(result, recorded, points, known, checks, notes, plants, whole)
+    return TracedRun(result, recorded, points, known, checks, notes, plants, held, whole)
 
 
 def _stored_wrong(

@@ -113,9 +113,14 @@ class Verdict:
 
     @property
     def state(self) -> State:
-        if not self.checks:
+        if self._without_values:
             return State.INVALID
         return max((check.state for check in self.checks), key=lambda state: state.severity)
+
+    @property
+    def _without_values(self) -> bool:
+        """True where nothing failed, and no value was compared that could have."""
+        return all(check.state is State.OK for check in self.checks) and not self.elements
 
     @property
     def exit_code(self) -> int:
@@ -137,6 +142,8 @@ class Verdict:
         """`ok`, or the state and the first broken link, in one line."""
         if not self.checks:
             return "invalid: no checks ran"
+        if self._without_values:
+            return "invalid: no values were compared"
         broken = self.first_broken
         if broken is None:
             return "ok"

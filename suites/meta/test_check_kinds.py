@@ -27,7 +27,7 @@ from suites.harness.tail_probe import told_apart
 from suites.harness.traces import compare_traces
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict, check_of
-from suites.meta import broken, test_patched_kernel, test_recurrent, test_validate
+from suites.meta import broken, test_patched_kernel, test_recurrent, test_vacuous, test_validate
 from suites.meta.models import LLAMA, QWEN3, oracle_model, prompt, tiny_model
 
 Judge = Callable[[], Verdict]
@@ -50,6 +50,14 @@ def _fake(fault: Fault, name: str = LLAMA, **changes: Any) -> Judge:
 
 def _known(name: str) -> Judge:
     return _fake(KNOWN[name].fault, KNOWN[name].model)
+
+
+def _attack(name: str) -> Judge:
+    (case,) = [case for case in test_vacuous.ATTACKS if case.id == name]
+    fault = case.fault
+    if name == "state-of-the-graph":  # counts its reads
+        fault = Fault(state=test_vacuous.transposed_when_untraced())
+    return lambda: test_vacuous.attack(replace(case, fault=fault))
 
 
 def _recurrent(name: str) -> Judge:
@@ -148,10 +156,16 @@ PLANTS: Mapping[str, tuple[str, Judge]] = {
     "two-modes": ("a result of the other mode", _known("mode-is-a-lie")),
     "separate-results": ("one buffer for both modes", _known("same-buffer")),
     "no-poison": ("a logit that was never written", _known("poison-left")),
+    "generations": ("one stamp for all", _attack("one-stamp")),
     "pair-logits": ("one logit off by its last bit", _known("one-ulp")),
     "pair-kv": ("K shifted in one mode", _shifted_in_one_run),
     "pair-state": ("memory off by its last bit", _recurrent("one-ulp-in-one-mode")),
     "eager": ("tracing changes a last bit", _known("traced-differs")),
+    "eager-kv": (
+        "K shifted in the untraced run",
+        _fake(Fault(kv=test_vacuous.shifted_when_untraced()), modes=("batched",)),
+    ),
+    "eager-state": ("the memory transposed in it", _attack("state-of-the-graph")),
     "kernels": ("a kernel of another path", _known("same-route")),
     "tail-prefill": ("argmax did not run", _known("no-argmax")),
     "tail-decode": ("a stale staging copy", _known("stale-decode")),

@@ -118,7 +118,7 @@ def test_plants_are_the_least_that_must_be_seen(limit: float) -> None:
 def test_the_units_of_a_verdict_are_not_added_up() -> None:
     verdict = _run(tiny_model(LLAMA))
     units = {check.unit for check in verdict.checks}
-    assert units == {"values", "launches", "statements", "links", "probes", "faults"}
+    assert units == {"values", "launches", "statements", "links", "probes", "faults", "results"}
     values = sum(check.elements for check in verdict.checks if check.unit == "values")
     assert verdict.elements == values
     moved = replace(verdict, checks=tuple(replace(c, unit="links") for c in verdict.checks))
