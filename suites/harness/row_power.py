@@ -29,7 +29,7 @@ class Judged(Protocol):
     @property
     def link(self) -> str: ...
     @property
-    def of_limit(self) -> float | None: ...
+    def of_limit(self) -> float | str | None: ...
 
 
 @dataclass
@@ -87,7 +87,7 @@ def power_of_rows(used: Used, outcomes: Sequence[Judged]) -> list[RowPower]:
         ops, worst = used.ops_of(row), used.worst_of(row)
         seen = [outcome for outcome in outcomes if red[outcome.fault] & set(ops)]
         shares = [
-            (outcome.fault, outcome.of_limit)
+            (outcome.fault, float(outcome.of_limit))  # "inf" where it was read back from JSON
             for outcome in seen
             if outcome.of_limit is not None and set(_LINK.findall(outcome.link)) & set(ops)
         ]
