@@ -174,6 +174,18 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged",),
     ),
     CheckKind(
+        "bundle-tail",
+        "recorded tail|sampler tail(, .+)?",
+        "the sampler tail of a repro bundle holds on the engine here",
+        ("diverged",),
+    ),
+    CheckKind(
+        "bundle-run",
+        "validate",
+        "the run that a repro bundle describes is ok on the engine here",
+        ("diverged", "invalid", "unsupported"),
+    ),
+    CheckKind(
         "replay-logits",
         f"decode equals {_MODE} prefill of the same tokens",
         "decoding gives the logits of a prefill of the same tokens, bit for bit",

@@ -25,6 +25,10 @@ SCHEMA_VERSION = 3
 SCHEMA_PATH = Path(__file__).with_name("verdict.schema.json")
 
 
+PREMISES = frozenset({"launches", "statements", "faults", "results", "files", "tokens"})
+"""Units of what must hold before a comparison can mean anything, and compares nothing itself."""
+
+
 class State(Enum):
     """The four states; `exit_code` is the command line's and `severity` orders them."""
 
@@ -113,14 +117,14 @@ class Verdict:
 
     @property
     def state(self) -> State:
-        if self._without_values:
+        if self._proves_nothing:
             return State.INVALID
         return max((check.state for check in self.checks), key=lambda state: state.severity)
 
     @property
-    def _without_values(self) -> bool:
-        """True where nothing failed, and no value was compared that could have."""
-        return all(check.state is State.OK for check in self.checks) and not self.elements
+    def _proves_nothing(self) -> bool:
+        """True where nothing failed, and every check is a premise of comparisons not made."""
+        return all(c.state is State.OK and c.unit in PREMISES for c in self.checks)
 
     @property
     def exit_code(self) -> int:
@@ -142,8 +146,8 @@ class Verdict:
         """`ok`, or the state and the first broken link, in one line."""
         if not self.checks:
             return "invalid: no checks ran"
-        if self._without_values:
-            return "invalid: no values were compared"
+        if self._proves_nothing:
+            return "invalid: nothing was compared"
         broken = self.first_broken
         if broken is None:
             return "ok"

@@ -19,10 +19,12 @@ from reference.model.errors import Unsupported
 from reference.model.trace import Trace
 from suites.commands import compare as compare_command
 from suites.harness import compare as compare_module
+from suites.harness import replay
 from suites.harness.check_kinds import CHECK_KINDS, kind_of, kinds_seen
 from suites.harness.compare import compare
 from suites.harness.fake_engine import CLEAN, FakeEngine, Fault, patched, stale
 from suites.harness.routing import RoutingJudge
+from suites.harness.tail import BrokenLink
 from suites.harness.tail_probe import told_apart
 from suites.harness.traces import compare_traces
 from suites.harness.validate import Options, validate
@@ -170,6 +172,14 @@ PLANTS: Mapping[str, tuple[str, Judge]] = {
     "tail-prefill": ("argmax did not run", _known("no-argmax")),
     "tail-decode": ("a stale staging copy", _known("stale-decode")),
     "tail-probes": ("a stale token for chosen logits", _fake(broken.on_tail("chosen", stale))),
+    "bundle-tail": (
+        "a bundle's tail whose staging was not written",
+        _one(replay._link_check("sampler tail", BrokenLink("staging copy", "poison"))),
+    ),
+    "bundle-run": (
+        "a bundle's run that is still not ok",
+        _one(Check("validate", State.DIVERGED, 1)),
+    ),
     "replay-logits": ("decode is off by last bits", _known("only-decode-one-ulp")),
     "replay-kv": (
         "decode shifts K",

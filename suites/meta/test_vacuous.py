@@ -264,7 +264,7 @@ def test_a_verdict_that_compared_no_value_is_invalid() -> None:
     counted = Check("kernels: batched prefill", State.OK, 4, unit="launches")
     verdict = Verdict((counted,))
     assert (verdict.state, verdict.exit_code) == (State.INVALID, 3)
-    assert verdict.summary() == "invalid: no values were compared"
+    assert verdict.summary() == "invalid: nothing was compared"
     assert verdict.first_broken is None
     worse = Verdict((counted, Check("support", State.UNSUPPORTED, 0, link="no kernel")))
     assert worse.summary() == "unsupported: no kernel"
