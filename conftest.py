@@ -4,6 +4,7 @@ device           the opened device; one runtime a process; checks what --shuffle
 load             load(name) -> Model, cached; any name or path of the registry; without a published
                  model's package the test does not run
 engine_factory   engine_factory(model, **options) -> Engine, reset, closed for you
+record_verdict   record_verdict(verdict) -> the verdict, kept for JUnit and GitHub's summary
 
 A test marked any_model(names...) has the parameter `model`: what --model names, else those names.
 """
@@ -24,6 +25,8 @@ from backend_hip.runtimes.checking import require_checkable, set_checking
 from fixtures.registry import model_names, published_files, resolve_model
 from reference.model import Model, load_model
 from reference.model.errors import AssayError
+from suites import summary
+from suites.harness.verdict import Verdict
 from suites.options import (
     DEVICE_KIND,
     SELECTION,
@@ -37,6 +40,8 @@ pytest_plugins = ["suites.benchmark.plugin"]
 
 RUNTIME = pytest.StashKey[RuntimeInfo | str]()  # the text says why there is none
 RAN = pytest.StashKey[int]()
+VERDICTS = pytest.StashKey[list[tuple[str, summary.Facts]]]()
+SUMMARY_FILE = pytest.StashKey[str]()
 IDLE_ENGINES = 8
 MODELS_SHOWN = 8
 
@@ -52,6 +57,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SELECTION] = read_selection(config.getoption)
     config.stash[DEVICE_KIND] = None
     config.stash[RAN] = 0
+    config.stash[VERDICTS] = []
+    # Commands that tests run must not write into the summary of the whole run.
+    config.stash[SUMMARY_FILE] = os.environ.pop(summary.VARIABLE, "")
     _require_models(config.stash[SELECTION].model)
     device, required = config.getoption("--device"), config.getoption("--require-gpu")
     try:
@@ -159,6 +167,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     asked_to_run = session.testscollected and not session.config.getoption("--collect-only")
     if asked_to_run and exitstatus == pytest.ExitCode.OK and not session.config.stash[RAN]:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+    verdicts = session.config.stash[VERDICTS]
+    if verdicts:
+        summary.append(summary.section_of_tests(verdicts), session.config.stash[SUMMARY_FILE])
 
 
 # --- device and models --------------------------------------------------------------------------
@@ -220,6 +231,27 @@ def _blas_threads(request: pytest.FixtureRequest, _pools: ThreadpoolController) 
     large = name is not None and (name in published_files() or name not in model_names())
     with nullcontext() if large else _pools.limit(limits=1, user_api="blas"):
         yield
+
+
+# --- verdicts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def record_verdict(request: pytest.FixtureRequest) -> Callable[[Verdict], Verdict]:
+    """record_verdict(verdict) -> verdict: its facts become properties of the test (--junitxml) and
+    a row of the table in GitHub's job summary. Model and runtime are those of the test.
+    """
+    model = axis_value(_parameters(request.node), "model") or ""
+    used = "device" in request.fixturenames
+    runtime = request.getfixturevalue("device").label if used else ""
+
+    def record(verdict: Verdict) -> Verdict:
+        facts = summary.facts_of(verdict, model, runtime)
+        request.node.user_properties.extend(facts.properties())
+        request.config.stash[VERDICTS].append((request.node.name, facts))
+        return verdict
+
+    return record
 
 
 # --- engines ------------------------------------------------------------------------------------

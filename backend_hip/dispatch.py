@@ -69,6 +69,11 @@ class Kernels:
             block = row.block or _size(key)
             self._kernels[key] = Kernel(loaded[source], row.entry, row.signature, block)
 
+    @property
+    def code_hashes(self) -> Mapping[Key, str]:
+        """SHA-256 of each row's code object, in hexadecimal: two builds differ where it does."""
+        return {key: _sha256(code) for key, (_, code) in self._code.items()}
+
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
         return self._required(key).block

@@ -5,7 +5,7 @@ token; `prefill_batched` sends a chunk of tokens through the batched products in
 owns the position: every flow copies it to the device with its tokens, inside the graph too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from backend_hip.device import Device, Progress
 from backend_hip.dispatch import CountedGraph, Kernels, route_name
 from backend_hip.forward import Forward
 from backend_hip.ops import Flow
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Registry, requirements
+from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
@@ -186,11 +186,18 @@ class Engine:
     def decode(self, token: int) -> StepResult:
         """Feeds one token through the decode graph and reads every link of the tail back."""
         (token,) = self._accept([token], None)
+        before = dict(self.kernels.routes)
         self._advance(token)
         tail = self._tail.record(
             self._scratch.logits.buffer, 0, self.model.spec.vocab_size, self._stamp
         )
-        return StepResult(tail.staged_token, tail, self._step.fed_token(0), self._position)
+        return StepResult(
+            tail.staged_token,
+            tail,
+            self._step.fed_token(0),
+            self._position,
+            self._launches_since(before),
+        )
 
     def step(self, token: int) -> int:
         """The production decode: one graph replay, the next token read from staging.
@@ -315,13 +322,21 @@ class Engine:
         states = self._recurrent_contents().values()
         return [*kv, *(array.tobytes() for pair in states for array in pair)]
 
+    def _launches_since(self, before: Mapping[Key, int]) -> dict[str, int]:
+        """Launches per registry row after `before` was copied from the counters."""
+        return {
+            route_name(key): count - before.get(key, 0)
+            for key, count in self.kernels.routes.items()
+            if count > before.get(key, 0)
+        }
+
     def _result(
         self,
         mode: PrefillMode,
         ids: tuple[int, ...],
         chunks: int,
         rows: list[NDArray[np.float32]],
-        before: dict[Any, int],
+        before: Mapping[Key, int],
     ) -> PrefillResult:
         logits = np.concatenate(rows, axis=0)
         in_last_flow = 1 if mode == "per-token" else len(ids) - (chunks - 1) * self.chunk
@@ -330,11 +345,6 @@ class Engine:
         if len(rows[-1]) > 1:
             held, offset = self._scratch.all_logits(), (len(rows[-1]) - 1) * held.width * 4
         tail = self._tail.record(held.buffer, offset, self.model.spec.vocab_size, self._stamp)
-        ran = {
-            route_name(key): count - before.get(key, 0)
-            for key, count in self.kernels.routes.items()
-            if count > before.get(key, 0)
-        }
         return PrefillResult(
             mode=mode,
             path=self.path,
@@ -343,7 +353,7 @@ class Engine:
             logits=logits,
             tail=tail,
             fed_token=self._step.fed_token(in_last_flow - 1),
-            routes=ran,
+            routes=self._launches_since(before),
             position=self._position,
             logits_poisoned=int((tail.logits.view(np.uint32) == POISON_BITS).sum()),
         )

@@ -29,12 +29,16 @@ class TailRecord:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One decode step. `token` is what the engine emits, `fed_token` what the kernels read."""
+    """One decode step. `token` is what the engine emits, `fed_token` what the kernels read.
+
+    `routes` holds the step's launches by registry row, as in PrefillResult.
+    """
 
     token: int
     tail: TailRecord
     fed_token: int
     position: int
+    routes: Mapping[str, int]
 
 
 @dataclass(frozen=True)

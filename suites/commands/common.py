@@ -5,7 +5,8 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,11 +17,13 @@ from rich.status import Status
 
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import Checking, set_checking
+from fixtures.faults import Change
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
 from suites.commands import planting
 from suites.commands.tables import table as table
+from suites.harness.patched import patched_engine
 
 if TYPE_CHECKING:
     from backend_hip.engine import Engine
@@ -258,12 +261,7 @@ def open_engine(
     engine: Engine = make(
         model,
         device,
-        max_cols=arguments.max_cols,
-        chunk=arguments.chunk,
-        path=arguments.path,
-        kv_type_k=arguments.kv_type_k,
-        kv_type_v=arguments.kv_type_v,
-        context_length=context_for(model, positions),
+        **engine_options(arguments, model, positions),
         batched_prefill=batched_prefill,
         judge=judge,
         progress=progress,
@@ -285,6 +283,31 @@ class EngineOpener:
         engine = open_engine(self.arguments, self.model, self.positions, self.progress)
         self.label = engine.device.label
         return engine
+
+    @contextmanager
+    def copy(self, changes: Sequence[Change]) -> Iterator[Any]:
+        """A fresh engine of the same options, made of changed sources, on the same device."""
+        fault = planting.planted(self.arguments)
+        before = () if fault is None else fault.changes
+        options = engine_options(self.arguments, self.model, self.positions)
+        with (
+            patched_engine((*before, *changes)) as copied,
+            copied.open_device(self.arguments.device) as device,
+            copied.engine(self.model, device, **options, progress=self.progress) as engine,
+        ):
+            yield engine
+
+
+def engine_options(arguments: argparse.Namespace, model: Model, positions: int) -> dict[str, Any]:
+    """What the options of `add_engine` say to an engine's constructor."""
+    return {
+        "max_cols": arguments.max_cols,
+        "chunk": arguments.chunk,
+        "path": arguments.path,
+        "kv_type_k": arguments.kv_type_k,
+        "kv_type_v": arguments.kv_type_v,
+        "context_length": context_for(model, positions),
+    }
 
 
 _BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")

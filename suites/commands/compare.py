@@ -7,6 +7,7 @@ from typing import Any
 
 from reference.model.errors import InputError
 from reference.model.trace import Trace
+from suites import summary
 from suites.commands import common, tables
 from suites.harness.traces import compare_traces, require_comparable, under_test
 from suites.harness.verdict import Check, State, Verdict, counted, worst_first
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     verdict = Verdict(verdict.checks, run={**facts, **verdict.run}, notes=verdict.notes)
     compared = ", ".join(under_test(got, want))
     print(render(verdict, tables.width(), compared=compared, every=arguments.all))
+    summary.append(summary.section_of("assay compare", verdict))
     if arguments.json is not None:
         verdict.write(arguments.json)
     return verdict.exit_code

@@ -7,6 +7,7 @@ from typing import Any
 from backend_hip.runtimes.checking import Checking
 from fixtures.faults import find_fault
 from reference.model import Model
+from suites import summary
 from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
@@ -35,6 +36,12 @@ def add(subparsers: Any) -> None:
     )
     common.add_model(parser)
     add_options(parser)
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="after a run that is ok, also patch one kernel in a copy of the engine: the judge "
+        "must see it, else the verdict is invalid",
+    )
     parser.set_defaults(run=run)
 
 
@@ -92,9 +99,11 @@ def run(arguments: argparse.Namespace) -> int:
             options,
             context_length=common.context_for(model, len(tokens) + options.n_decode),
             progress=progress,
+            open_copy=opener.copy if arguments.self_test else None,
         )
     verdict = with_run(verdict, arguments, model, opener.label)
     print(render(verdict, model, tables.width()))
+    summary.append(summary.section_of("assay validate", verdict))
     if arguments.json is not None:
         verdict.write(arguments.json)
     return verdict.exit_code
@@ -112,6 +121,7 @@ def with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, labe
         "file": model.file.path.name,
         "architecture": model.spec.architecture,
         "runtime": label,
+        "self_test": getattr(arguments, "self_test", False),
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or arguments.max_cols,
         **common.checking_from(arguments).facts(),

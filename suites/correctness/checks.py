@@ -25,9 +25,8 @@ def checked(device: Device, checking: Checking) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(
-            DeviceError
-        ):  # of the block, which has raised it already or was not interested
+        # An error of the block has been raised there already, or nobody was interested.
+        with suppress(DeviceError):
             device.stream.synchronise()
         recover()
         set_checking(before)

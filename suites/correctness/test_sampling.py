@@ -11,6 +11,7 @@ from scipy import stats
 
 from reference.model.errors import InputError
 from reference.model.sampling import SamplingOptions, argmax, new_generator, sample
+from suites.harness.tolerances import FLOAT64_SUMS, LIKELY
 
 LOGITS = np.array([0.0, 3.0, 1.0, 3.0, 2.0, -np.inf], dtype=np.float32)
 
@@ -64,7 +65,7 @@ def test_draws_stay_inside_every_filter_and_repeat(
     larger = int((logits > logits[token]).sum())
     if top_k:
         assert larger < top_k
-    assert probability[token] >= min_p * (1 - 1e-9)
+    assert probability[token] >= min_p * (1 - FLOAT64_SUMS)
 
 
 def test_temperature_one_draws_the_softmax() -> None:
@@ -79,7 +80,7 @@ def test_temperature_one_draws_the_softmax() -> None:
     assert set(seen) <= set(possible.tolist())
     counts = [seen[token] for token in possible.tolist()]
     # A fixed seed, so this is one deterministic draw and not a gamble.
-    assert stats.chisquare(counts, expected[possible] * draws).pvalue > 0.001
+    assert stats.chisquare(counts, expected[possible] * draws).pvalue > LIKELY
 
 
 @pytest.mark.parametrize(

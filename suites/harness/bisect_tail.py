@@ -48,7 +48,7 @@ def rerun_tails(
     known = agree if others else None
     entries = int(np.asarray(first.logits[-1]).size)
     for mode, result in results.items():
-        broken = broken_prefill(result, tokens[-1])
+        broken = broken_prefill(result, tokens)
         if broken is not None:
             return TailFinding(f"the {mode} prefill", broken, result.tail, known, entries)
     decoded = steps.decode(engine, results[modes[-1]], n_decode, vocabulary, say)

@@ -16,6 +16,7 @@ from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.compare import Array
+from suites.harness.promises import promise
 from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row
 
 Bounded = tuple[Array, Array]
@@ -175,7 +176,7 @@ def add_scaled(a: Array, b: Array, scale: float) -> Bounded:
 def copy(x: Array) -> Bounded:
     """The same values under a second name."""
     want = wide(x)
-    return want, row("copy").relative() * np.abs(want)
+    return want, promise("copy") * np.abs(want)
 
 
 def per_layer_inputs(

@@ -15,6 +15,7 @@ from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.bounds import Bounded, gated, linear, wide
 from suites.harness.compare import Array
+from suites.harness.promises import promise
 from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row
 
 
@@ -28,7 +29,7 @@ def router_input(x: Array, scale: Array, epsilon: float) -> Bounded:
 def chosen_experts(logits: Array, used: int) -> Bounded:
     """(T, count) -> (T, used): ids by falling logit, the lowest id first among equals; exact."""
     want = moe.route(wide(logits), used).experts.astype(np.float64)
-    return want, row("routing").relative() * want
+    return want, promise("routing") * want
 
 
 def routing_weights(logits: Array, experts: Array) -> Bounded:

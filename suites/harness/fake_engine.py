@@ -41,6 +41,7 @@ class FakeStep:
     tail: FakeTail
     fed_token: int
     position: int
+    routes: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class FakeEngine:
             row = self._reference.decode(token)
         row = self._fault.logits(row.copy(), "decode")
         tail = self._tail(row, "decode")
-        step = FakeStep(tail.staged_token, tail, token, self.position)
+        step = FakeStep(tail.staged_token, tail, token, self.position, self._routes("per-token", 1))
         step = self._fault.stepped(step, self._last_step)
         self._last_step = step
         return step

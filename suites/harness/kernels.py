@@ -5,12 +5,12 @@ one-column kernels of path kparallel, and routed experts run kernels of kparalle
 a run of `--path serial` that is judged throughout by serial's wider row would pass a wrong matvec.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from backend_hip.registry import PATHS, requirements
 from reference.model import Model
 from reference.model.errors import InputError
-from suites.harness.protocol import Prefilled
+from suites.harness.protocol import Prefilled, Stepped
 from suites.harness.verdict import Check, State
 
 ONE_COLUMN = EXPERTS = "kparallel"
@@ -52,8 +52,41 @@ def products_of(routes: Mapping[str, int]) -> dict[str, int]:
     return {name: n for name, n in routes.items() if n > 0 and name.split(" ")[0] in ops}
 
 
-def kernels_check(name: str, result: Prefilled, wanted: frozenset[str]) -> Check:
-    """Exactly the `wanted` rows multiplied in this prefill: each of them ran, and no other."""
+def kernel_checks(
+    model: Model,
+    path: str,
+    kv_types: tuple[str, str],
+    prefills: Sequence[tuple[str, Prefilled]],
+    decoded: Sequence[Stepped],
+) -> list[Check]:
+    """The limits are those of the kernels that multiplied, so it has to be them.
+
+    `prefills`: what stands behind the mode in the check's name, and the result.
+    """
+    wanted = {mode: product_rows(model, path, mode, kv_types) for mode in _PRODUCTS}
+    checks = [
+        # A mode that is none is judged by the pair's checks; here it has no rows to have run.
+        kernels_check(
+            f"kernels: {result.mode} prefill{how}", result, wanted.get(result.mode, frozenset())
+        )
+        for how, result in prefills
+    ]
+    return [*checks, _decode_check(decoded, wanted["per-token"])] if decoded else checks
+
+
+def _decode_check(decoded: Sequence[Stepped], wanted: frozenset[str]) -> Check:
+    """Exactly the `wanted` rows multiplied in each step of decoding."""
+    name = "kernels: decode"
+    checks = [kernels_check(name, step, wanted) for step in decoded]
+    bad = next((check for check in checks if check.state is not State.OK), None)
+    if bad is not None:
+        return bad
+    launches = sum(check.elements for check in checks)
+    return Check(name, State.OK, launches, detail=checks[0].detail, unit="launches")
+
+
+def kernels_check(name: str, result: Prefilled | Stepped, wanted: frozenset[str]) -> Check:
+    """Exactly the `wanted` rows multiplied in this result: each of them ran, and no other."""
     ran = products_of(result.routes)
     launches = sum(ran.values())
     missing, other = sorted(wanted - ran.keys()), sorted(ran.keys() - wanted)

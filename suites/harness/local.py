@@ -21,6 +21,7 @@ from suites.harness.rules import LayerOps, LocalRules, Op, no_rule, top_op
 from suites.harness.rules_attention import attention_op
 from suites.harness.rules_delta_net import delta_net_op
 from suites.harness.rules_feed_forward import experts_op, per_layer_op, stream_op
+from suites.harness.tolerances import RowKey, consulted_rows
 from suites.harness.verdict import Check, State, behind, check_of, counted
 
 __all__ = [
@@ -46,7 +47,8 @@ class PointCheck:
     """One trace point judged. `comparison` is None where there was nothing to judge.
 
     `note` says what deserves attention although it is no error: a near-tie in routing.
-    `taken_over`: the same bits were judged by the same rules before.
+    `taken_over`: the same bits were judged by the same rules before. `rows`: what of the table of
+    tolerances its limit was made of.
     """
 
     point: TracePoint
@@ -55,6 +57,7 @@ class PointCheck:
     check: Check
     note: str = ""
     taken_over: bool = False
+    rows: frozenset[RowKey] = frozenset()
 
     @property
     def observed(self) -> bool:
@@ -195,11 +198,12 @@ class _Walk:
             if broken is None:
                 return unjudged(State.INVALID, "inputs are not finite and nothing made them so")
             return unjudged(State.DIVERGED, f"inputs are not finite since {broken}")
-        comparison = compare(got, *_evaluate(op, inputs, got))
+        with consulted_rows() as rows:
+            comparison = compare(got, *_evaluate(op, inputs, got))
         note = self._note(op)
         link = f"{point.name} ({op.name})"
         check = behind(check_of(point.name, comparison, detail=note, link=link), broken or "")
-        return PointCheck(point, op.name, comparison, check, note)
+        return PointCheck(point, op.name, comparison, check, note, rows=frozenset(rows))
 
     def inputs(self, point: TracePoint) -> tuple[str, ...]:
         layer = None if point.layer is None else self._model.spec.layers[point.layer]

@@ -12,12 +12,17 @@ sum of its absolute terms.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from backend_hip.registry import REGISTRY
 from backend_hip.wave import WAVE
 from reference.model.errors import Unsupported
+
+RowKey = tuple[str, str]
+"""Op and rounding: the path whose order of summation is meant, or "any"."""
 
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
@@ -180,7 +185,6 @@ _ROWS = (
         "A half, the gate, 1 + tanh and up: three products in any order.",
     ),
     Row("add", "any", lambda n: 1, "|a + b|", "One addition, rounded once."),
-    Row("copy", "any", lambda n: 0, "0", "The same values under a second name: exact."),
     Row(
         "bias",
         "any",
@@ -290,13 +294,6 @@ _ROWS = (
         "RMS norm without weight, then 1 / sqrt(E) (rounded itself) and the scale.",
     ),
     Row(
-        "routing",
-        "any",
-        lambda n: 0,
-        "0",
-        "A comparison of the engine's own logits does not round; ties go to the lowest index.",
-    ),
-    Row(
         "routing_weights",
         "any",
         lambda n: 2 * EXP_ROUNDINGS + n + 3,
@@ -325,20 +322,30 @@ _ROWS = (
         "|x * constant|",
         "A product with a constant that was rounded to float32 itself.",
     ),
-    Row("kv_write", "any", lambda n: 0, "0", "Rounding to the storage type is a function: exact."),
-    Row(
-        "argmax", "any", lambda n: 0, "0", "A comparison does not round; ties go to the lowest id."
-    ),
-    Row(
-        "prefill_pair",
-        "kparallel",
-        lambda n: 0,
-        "0",
-        "Batched and per-token columns run one inline dot product: the contract is equal bits.",
-    ),
 )
 
-TABLE: Mapping[tuple[str, str], Row] = {(row.op, row.rounding): row for row in _ROWS}
+TABLE: Mapping[RowKey, Row] = {(row.op, row.rounding): row for row in _ROWS}
+
+
+_consulted: ContextVar[set[RowKey] | None] = ContextVar("consulted", default=None)
+
+
+@contextmanager
+def consulted_rows() -> Iterator[set[RowKey]]:
+    """A set that receives the (op, rounding) of each row and promise looked up in the block."""
+    rows: set[RowKey] = set()
+    token = _consulted.set(rows)
+    try:
+        yield rows
+    finally:
+        _consulted.reset(token)
+
+
+def consult(key: RowKey) -> None:
+    """Notes that a limit is made of this row."""
+    rows = _consulted.get()
+    if rows is not None:
+        rows.add(key)
 
 
 def row(op: str, rounding: str = "any") -> Row:
@@ -349,4 +356,5 @@ def row(op: str, rounding: str = "any") -> Row:
         raise Unsupported(
             f"tolerances: {op} has no row for path {rounding}; rows exist for: {', '.join(known)}"
         )
+    consult((found.op, found.rounding))
     return found

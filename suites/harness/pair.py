@@ -13,10 +13,10 @@ import numpy as np
 
 from suites.harness.compare import Comparison, compare
 from suites.harness.kernels import path_check
+from suites.harness.promises import PROMISES, promise
 from suites.harness.protocol import Pair, Prefilled
 from suites.harness.selftest import planted_faults
 from suites.harness.tail import broken_prefill, tail_check
-from suites.harness.tolerances import TABLE
 from suites.harness.verdict import Check, State, Verdict, check_of, fact
 
 POISON_BITS = 0xFFFFFFFF
@@ -24,7 +24,7 @@ POISON_BITS = 0xFFFFFFFF
 
 def is_exact(path: str) -> bool:
     """True where the path promises equal bits between the prefill modes."""
-    return ("prefill_pair", path) in TABLE
+    return ("prefill_pair", path) in PROMISES
 
 
 def pair_limit(path: str, end_to_end: float | None) -> float:
@@ -32,7 +32,7 @@ def pair_limit(path: str, end_to_end: float | None) -> float:
     because each mode may be off by one. NaN (which nothing passes) where that is not known.
     """
     if is_exact(path):
-        return 0.0
+        return promise("prefill_pair", path)
     return math.nan if end_to_end is None else 2 * end_to_end
 
 
@@ -115,6 +115,20 @@ def _poison(per_token: Prefilled, batched: Prefilled, broken_since: str) -> Chec
         + (f", or spread since {broken_since}" if spread else ""),
         failed=State.DIVERGED if spread else State.INVALID,
         elements=int(per_token.logits.size) + int(batched.logits.size),
+        unit="values",
+    )
+
+
+def poison_check(result: Prefilled, broken_since: str) -> Check:
+    """The same for a prefill that has no pair."""
+    left = _poisoned(result)
+    spread = bool(broken_since) and left != 0
+    return fact(
+        f"{result.mode} prefill: no poison left",
+        left == 0,
+        f"logits never written: {left}" + (f", or spread since {broken_since}" if spread else ""),
+        failed=State.DIVERGED if spread else State.INVALID,
+        elements=int(result.logits.size),
         unit="values",
     )
 

@@ -64,7 +64,10 @@ class Prefilled(Protocol):
 
 
 class Stepped(Protocol):
-    """One token decoded."""
+    """One token decoded; `routes` counts the launches of this step per registry row."""
+
+    @property
+    def routes(self) -> Mapping[str, int]: ...
 
     @property
     def token(self) -> int: ...

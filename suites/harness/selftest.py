@@ -18,6 +18,7 @@ from suites.harness.compare import Array
 from suites.harness.protocol import Prefilled
 from suites.harness.verdict import Check, State
 
+NAME = "planted faults are caught"
 Proofs = Callable[[Prefilled, Prefilled], list[Check]]
 
 
@@ -45,24 +46,27 @@ def planted_faults(
     With both prefill modes the faults of the pair are planted too, and `more` holds those that were
     planted where their data was. An unknown (NaN) limit plants against 0.
     """
-    name = "planted faults are caught"
     subject = batched or per_token
     if subject is None or not subject.logits.size:
         detail = "no data to plant faults in"
-        return Check(name, State.INVALID, 0, detail=detail, unit="faults")
+        return Check(NAME, State.INVALID, 0, detail=detail, unit="faults")
     limit = limit if np.isfinite(limit) else 0.0
     plants = [*_logit_plants(subject, limit), *_tail_plants(subject)]
     if per_token is not None and batched is not None and proofs is not None:
         plants += _pair_plants(per_token, batched, proofs)
-    plants += more
+    return caught([*plants, *more])
+
+
+def caught(plants: Sequence[Plant]) -> Check:
+    """The check over faults that were planted."""
     missed = [str(plant) for plant in plants if not plant.seen]
     if missed:
         link = f"the judge did not see a planted fault: {missed[0]}"
         detail = "; ".join(missed)
-        return Check(name, State.INVALID, len(plants), detail=detail, link=link, unit="faults")
+        return Check(NAME, State.INVALID, len(plants), detail=detail, link=link, unit="faults")
     places = Counter(plant.place for plant in plants)
     detail = "in " + ", ".join(f"{place} {count}" for place, count in places.items())
-    return Check(name, State.OK, len(plants), detail=detail, unit="faults")
+    return Check(NAME, State.OK, len(plants), detail=detail, unit="faults")
 
 
 def _clean_logits(subject: Prefilled) -> Array:

@@ -86,11 +86,18 @@ def _device_detail(tail: Tail, token: int) -> str:
     return f"chose token {tail.device_token}, host argmax is {token}"
 
 
-def broken_prefill(result: Prefilled, last_token: int | None = None) -> BrokenLink | None:
+def broken_prefill(result: Prefilled, tokens: Sequence[int] = ()) -> BrokenLink | None:
     """The tail of a prefill; its logits must be the last row that the caller got.
 
-    `last_token`, where known, is the prompt's last id, which the device must have read.
+    `tokens`, where known, is the prompt from position 0, whose last id the device must have read.
     """
+    last_token = tokens[-1] if tokens else None
+    if tokens and not result.n_tokens == result.position == len(tokens):
+        return BrokenLink(
+            "token fed back",
+            f"the prefill of {len(tokens)} tokens says that it fed {result.n_tokens} and is at "
+            f"position {result.position}",
+        )
     if last_token is not None and result.fed_token != last_token:
         return BrokenLink(
             "token fed back", f"the prefill read {result.fed_token} last, not {last_token}"

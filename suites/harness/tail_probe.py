@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suites.harness.generations import Generations
 from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine, Tail
 from suites.harness.verdict import Check, State
 
@@ -29,9 +30,14 @@ class Probe:
     token: int
 
 
+def noise(vocabulary: int) -> NDArray[np.float32]:
+    """Logits (V,) that are no model's."""
+    return np.random.default_rng(_SEED).uniform(-20, 5, vocabulary).astype(np.float32)
+
+
 def probes(vocabulary: int) -> Iterator[Probe]:
     """Every corner that fits into the vocabulary."""
-    ground = np.random.default_rng(_SEED).uniform(-20, 5, vocabulary).astype(np.float32)
+    ground = noise(vocabulary)
 
     def peaks(what: str, *places: int) -> Probe:
         logits = ground.copy()
@@ -72,11 +78,12 @@ def told_apart(logits: NDArray[Any]) -> Check:
     return Check(name, State.INVALID, int(logits.size), detail=detail)
 
 
-def probe_check(engine: JudgedEngine, vocabulary: int) -> Check:
+def probe_check(engine: JudgedEngine, vocabulary: int, generations: Generations) -> Check:
     """Runs every probe through the engine's tail; the first that goes wrong is named."""
     count = 0
     for probe in probes(vocabulary):
         tail = engine.run_tail(probe.logits)
+        generations.add(f"the tail of {probe.what}", tail)
         if not right(probe, tail):
             fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
             detail = (

@@ -15,27 +15,40 @@ from suites.harness.local_tolerances import (
     TABLE,
     UNIT_ROUNDOFF,
     Row,
+    RowKey,
+    consulted_rows,
     gamma,
     row,
 )
 
 __all__ = [
     "END_TO_END",
+    "FEW_ROUNDINGS",
+    "FLOAT64_BOUND_SHARE",
+    "FLOAT64_NOISE",
+    "FLOAT64_SUMS",
+    "LIKELY",
     "ORACLE_TIE_MARGIN",
     "RELATION",
     "SECOND_ORDER",
     "SENSITIVITY",
     "SMALLEST_NORMAL",
+    "SMALLEST_SHARE",
     "TABLE",
+    "TIED_LOGITS",
     "TRACE_FILES",
     "UNIT_ROUNDOFF",
+    "USEFUL_BOUND",
     "EndToEnd",
     "Relation",
     "Row",
+    "RowKey",
     "TraceFiles",
+    "consulted_rows",
     "float64_forms_limit",
     "gamma",
     "oracle_limit",
+    "recorded_margin_limit",
     "row",
 ]
 
@@ -91,6 +104,13 @@ def oracle_limit(model: str, logits: NDArray[np.floating[Any]]) -> float:
     return share * float(np.ptp(logits))
 
 
+def recorded_margin_limit(logits: NDArray[np.float32]) -> float:
+    """Absolute limit of a recorded top-2 margin against the recorded logits themselves: both sides
+    are float32, and each of two values may be rounded twice in units of the largest logit.
+    """
+    return 4 * float(np.spacing(np.abs(logits).max()))
+
+
 # Two float64 programs for one recurrence (the delta net's step and chunk forms, a convolution)
 # agree up to rounding: 2^-53 times some hundred compounded operations, well conditioned because
 # keys are unit vectors and decays at most 1. Measured 8e-14 of the largest value; a misplaced
@@ -144,3 +164,34 @@ RELATION = Relation(
     "knows to 1e-7, so a true factor leaves percents; another token's or head's values are as far "
     "from it as from the right ones. Eight elements do not fit one number by chance.",
 )
+
+
+# --- what tests of the reference and of the judge allow -------------------------------------------
+
+# A formula of up to nine float64 operations (RoPE frequencies, YaRN's magnitude), 1.1e-16 each: a
+# share of the value.
+FEW_ROUNDINGS = 1e-15
+
+# Probabilities of up to a few hundred float64 terms, summed in two orders: a share of the value.
+FLOAT64_SUMS = 1e-13
+
+# What rounding in float64 does to functions of the size of the judge's tests (values to 1e3): an
+# absolute error, and the share that a bound of the same function is itself off by.
+FLOAT64_NOISE = 1e-13
+FLOAT64_BOUND_SHARE = 1e-9
+
+# The p-value below which draws are not of the distribution that they should be of. The seeds are
+# fixed, so that this is no chance; a wrong distribution has one below 1e-10.
+LIKELY = 1e-3
+
+# Share of an op's limit that its worst element uses in fourteen clean runs: an op that stays below
+# has a limit that hides faults. The least that was measured is 0.01 (experts).
+SMALLEST_SHARE = 0.005
+
+# Share of the largest value that the limit of a recurrence may reach after 400 tokens. What faults
+# change is of the size of the values.
+USEFUL_BOUND = 1e-2
+
+# The span of float32 router logits that are equal but for rounding, where equal rows of the router
+# make them; logits of rows that differ span 0.1 or more.
+TIED_LOGITS = 1e-4

@@ -50,6 +50,7 @@ class TracedRun:
     checks: list[Check]
     notes: list[str]
     plants: list[Plant]
+    held: LeftBehind
     whole: bool = True
     parted_at: str = ""
 
@@ -103,7 +104,7 @@ def judge_run(
     whole = first is None or len(recorded.tokens) == len(first.recorded.tokens)
     known = Proven(recorded, rules, {p.point.name: p for p in points}, states)
     parted = "" if first is None else _parted_at(points, recorded, first.recorded)
-    return TracedRun(result, recorded, points, known, checks, notes, plants, whole, parted)
+    return TracedRun(result, recorded, points, known, checks, notes, plants, held, whole, parted)
 
 
 def _parted_at(points: Sequence[PointCheck], recorded: Trace, before: Trace) -> str:

@@ -7,7 +7,9 @@ import numpy as np
 
 from reference.model.errors import InputError
 from reference.model.trace import Trace
+from suites.harness.check_kinds import is_trace_point
 from suites.harness.compare import Array, compare
+from suites.harness.selftest import Plant, caught
 from suites.harness.tolerances import TRACE_FILES
 from suites.harness.verdict import Check, State, Verdict, check_of
 
@@ -21,8 +23,20 @@ UNDER_TEST = ("side", "runtime", "dtype", "prefill", "path")
 
 def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -> None:
     """Refuses traces that were made to be different; `allow_different` lets KV types differ."""
+    for trace in (got, want):
+        strange = [name for name in trace.arrays if not is_trace_point(name)]
+        if strange:
+            raise InputError(
+                f"compare: an array is named {strange[0]!r}, expected a trace point such as "
+                "attn_norm-0 because both files are traces of a model"
+            )
     for field in SAME_RUN if allow_different else (*SAME_RUN, *STORAGE):
         one, other = got.meta.get(field), want.meta.get(field)
+        if one is None and other is None:
+            raise InputError(
+                f"compare: meta has no {field} in either file, expected what `assay trace` wrote "
+                "because traces of different things can agree"
+            )
         if one != other:
             hint = " (or --allow-different)" if field in STORAGE else ""
             raise InputError(f"compare: {field} is {one} and {other}, expected one value{hint}")
@@ -71,8 +85,42 @@ def compare_traces(
         notes.append("errors that a point inherits count here; validate judges each point alone")
     names = [*want.arrays, *(name for name in got.arrays if name not in want)]
     checks += [_point(got, want, name, exact, share) for name in names]
+    if all(check.state is State.OK for check in checks):
+        # Only where the files agree: what differs already shows without a plant.
+        checks.append(caught(_plants(want, exact, share)))
     run = {"exact": exact, "share": None if exact else share, "got": got.meta, "want": want.meta}
     return Verdict(tuple(checks), run={"traces": run}, notes=tuple(notes))
+
+
+def _plants(want: Trace, exact: bool, share: float) -> list[Plant]:
+    """Faults in copies of a point, judged by the very function that judges the files.
+
+    A value is moved by twice its limit, or to the next float32 where that is more.
+    """
+    floats = (n for n, value in want.arrays.items() if value.size and value.dtype.kind == "f")
+    name = next(floats, None)
+    if name is None:
+        return []  # and nothing planted is invalid
+    clean = want[name].astype(np.float32)
+    limit = np.zeros_like(clean) if exact else share * _row_magnitude(clean, clean)
+    moved, wrong, flat = clean.copy(), clean.copy(), clean.size // 2
+    step = max(2 * float(limit.flat[flat]), 2 * float(np.spacing(np.abs(clean.flat[flat]))))
+    moved.flat[flat] += np.float32(step)
+    wrong.flat[flat] = np.nan
+    cases = {
+        "one value moved": (moved, clean, State.DIVERGED),
+        "a NaN": (wrong, clean, State.DIVERGED),
+        "NaN on both sides": (wrong, wrong, State.INVALID),
+        "nothing compared": (clean[:0], clean[:0], State.INVALID),
+        "another shape": (clean[1:], clean, State.DIVERGED),
+    }
+    plants = []
+    for what, (got, meant, state) in cases.items():
+        one, other = Trace(want.tokens), Trace(want.tokens)
+        one.record(name, got)
+        other.record(name, meant)
+        plants.append(Plant(name, what, _point(one, other, name, exact, share).state is state))
+    return plants
 
 
 def _row_magnitude(wide: Array, stored: Array) -> Array:

@@ -3,7 +3,7 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
-    faults planted in copies of this run's own data
+    faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
 """
@@ -22,16 +22,18 @@ from suites.harness import pair as pairs
 from suites.harness import steps
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
-from suites.harness.kernels import kernels_check, product_rows, require_path
+from suites.harness.generations import Generations
+from suites.harness.kernels import kernel_checks, require_path
 from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
+from suites.harness.patched_kernel import OpenCopy, with_self_test
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
 from suites.harness.rerun import other_prompt
 from suites.harness.routing import Choices, choices_of
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
-from suites.harness.tail_probe import probe_check, told_apart
+from suites.harness.tail_probe import noise, probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
 from suites.harness.verdict import Check, State, Verdict, behind, check_of, json_number
 
@@ -67,11 +69,13 @@ def validate(
     context_length: int | None = None,
     dense: DenseCache | None = None,
     progress: Progress | None = None,
+    open_copy: OpenCopy | None = None,
 ) -> Verdict:
     """Judges a fresh engine of `open_engine` on a prompt of token ids; closes the engine.
 
     Raises InputError for bad tokens before anything runs. Unsupported from `open_engine` becomes
-    the state unsupported. `dense` shares dequantised weights with other References.
+    the state unsupported. `dense` shares dequantised weights with other References. With
+    `open_copy` a kernel is patched in a copy of the engine afterwards, and must be seen.
     """
     options = options or Options()
     room = (context_length or model.spec.context_length) - options.n_decode
@@ -83,9 +87,13 @@ def validate(
         check = Check("support", State.UNSUPPORTED, 0, detail=str(error), link=str(error))
         return Verdict((check,), run={"tokens": list(tokens)})
     try:
-        return _Run(model, engine, tuple(tokens), options, dense, say).verdict()
+        verdict = _Run(model, engine, tuple(tokens), options, dense, say).verdict()
     finally:
         engine.close()
+    if open_copy is None:
+        return verdict
+    declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
+    return with_self_test(verdict, model, open_copy, tokens, options.modes[-1], declared, say)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,8 @@ class _Run:
         self._say = say
         self._replayed_choices: Choices = {}
         self._references = References(model, options.kv_type_k, options.kv_type_v, dense=dense)
+        self._generations = Generations()
+        self._replayed: Prefilled | None = None
         self._checks: list[Check] = []
         self._plants: list[Plant] = []
         self._notes: list[str] = []
@@ -136,12 +146,14 @@ class _Run:
             self._model.spec.vocab_size,
             self._say,
         )
+        for index, step in enumerate(decoded.steps):
+            self._generations.add(f"decode step {index}", step.tail)
         local, replayed = self._replay(decoded)
         expected = self._reference_of_prompt(traced[0].recorded)
         limit = float(expected.limits[-1])
         logits = [self._logits(result, expected) for result in results.values()]
         broken = next((check.link for check in logits if check.state is not State.OK), "")
-        eager = self._eager(traced, results, self._broken() or broken)
+        eager = self._eager(traced, results, snapshots, self._broken() or broken)
         # A traced run that holds no NaN clears everything up to what tracing and replay differ in.
         finite = all(np.isfinite(run.result.logits).all() for run in traced)
         self._checks += [*eager, *logits] if finite else [*logits, *eager]
@@ -149,11 +161,14 @@ class _Run:
         first = len(self._checks)
         parted = traced[-1].parted_at
         exact = self._pair(results, snapshots, limit, parted) if len(results) == 2 else ""
-        self._kernels(traced, results)
+        if len(results) == 1:
+            (alone,) = results.values()
+            self._checks.append(pairs.poison_check(alone, self._broken()))
+        self._checks += self._kernels(traced, results, decoded)
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
             self._checks.append(
-                tail_check(name, [broken_prefill(result, self._tokens[-1])], exact_logits=exact)
+                tail_check(name, [broken_prefill(result, self._tokens)], exact_logits=exact)
             )
         if len(results) == 2:
             pair = _Pair(results["per-token"], results["batched"])
@@ -164,7 +179,9 @@ class _Run:
         self._routing()
         self._checks += replayed
         self._say("chosen logits through the sampler tail")
-        self._checks.append(probe_check(self._engine, self._model.spec.vocab_size))
+        vocabulary = self._model.spec.vocab_size
+        self._checks.append(probe_check(self._engine, vocabulary, self._generations))
+        self._checks.append(self._generations.check())
         proofs = pairs.proofs if len(results) == 2 else None
         per_token, batched = results.get("per-token"), results.get("batched")
         self._say("planting faults in copies")
@@ -177,12 +194,17 @@ class _Run:
     ) -> Prefilled:
         self._say(f"engine {mode} prefill" + (" with every trace point" if trace else ""))
         self._engine.reset()
-        if mode == "batched":
-            return self._engine.prefill_batched(tokens or self._tokens, trace=trace)
-        return self._engine.prefill_per_token(tokens or self._tokens, trace=trace)
+        batched = mode == "batched"
+        prefill = self._engine.prefill_batched if batched else self._engine.prefill_per_token
+        result = prefill(tokens or self._tokens, trace=trace)
+        self._generations.add(f"{mode} prefill", result.tail, np.asarray(result.logits))
+        return result
 
     def _other_prompt(self, mode: str) -> None:
-        self._prefill(mode, tokens=other_prompt(self._tokens, self._model.spec.vocab_size))
+        vocabulary = self._model.spec.vocab_size
+        self._prefill(mode, tokens=other_prompt(self._tokens, vocabulary))
+        # Where the logits are no longer written, these are read, and no run's before.
+        self._generations.add("chosen logits", self._engine.run_tail(noise(vocabulary)))
 
     def _replay(self, decoded: steps.Decoded) -> tuple[list[Check], list[Check]]:
         """Decoding must leave what a prefill of the same tokens leaves: logits and KV, bit for bit.
@@ -196,7 +218,7 @@ class _Run:
         # What each operation made of the decoded positions, and which experts their tokens went to,
         # shows only here: decoding is not traced.
         trace = Trace(meta={"mode": mode})
-        result = self._prefill(mode, trace, (*self._tokens, *decoded.fed))
+        result = self._replayed = self._prefill(mode, trace, (*self._tokens, *decoded.fed))
         if any(layer.experts is not None for layer in self._model.spec.layers):
             self._replayed_choices = choices_of(trace, self._model.spec)
         options = self._options
@@ -314,9 +336,17 @@ class _Run:
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 
     def _eager(
-        self, traced: Sequence[TracedRun], results: dict[str, Prefilled], broken_since: str
+        self,
+        traced: Sequence[TracedRun],
+        results: dict[str, Prefilled],
+        snapshots: dict[str, LeftBehind],
+        broken_since: str,
     ) -> list[Check]:
-        """Tracing must not change what is computed."""
+        """Tracing must not change what is computed.
+
+        Nor what is left behind, which the pair of prefill modes shows where it must be equal.
+        """
+        pair = len(results) == 2 and pairs.is_exact(self._options.path)
         link = "untraced logits differ from the traced run's"
         checks = []
         for run in traced:
@@ -324,16 +354,20 @@ class _Run:
                 name = f"eager {run.mode} with trace equals untraced"
                 got, want = np.asarray(results[run.mode].logits), np.asarray(run.result.logits)
                 checks.append(pairs.bits_check(name, got, want, link, broken_since))
+            if run.whole and not pair:
+                where = "untraced {} against the traced run's"
+                left = snapshots[run.mode]
+                checks += left.checks_against(run.held, len(self._tokens), name, where)
         return checks
 
-    def _kernels(self, traced: Sequence[TracedRun], results: dict[str, Prefilled]) -> None:
-        """The limits are those of the kernels that multiplied, so it has to be them."""
+    def _kernels(
+        self, traced: Sequence[TracedRun], results: dict[str, Prefilled], decoded: steps.Decoded
+    ) -> list[Check]:
         types = (self._options.kv_type_k, self._options.kv_type_v)
-        ran = [(mode, "", result) for mode, result in results.items()]
-        ran += [(run.mode, ", traced", run.result) for run in traced]
-        for mode, how, result in ran:
-            wanted = product_rows(self._model, self._options.path, mode, types)
-            self._checks.append(kernels_check(f"kernels: {mode} prefill{how}", result, wanted))
+        ran = [("", result) for result in results.values()]
+        ran += [(", traced", run.result) for run in traced]
+        ran += [(", decoded tokens", self._replayed)] if self._replayed is not None else []
+        return kernel_checks(self._model, self._options.path, types, ran, decoded.steps)
 
     def _routing(self) -> None:
         """Of the prompt, and of the decoded tokens where the replay recorded them."""

@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from reference.model.cache import atomic_write
+from suites.harness.check_kinds import kind_of
 from suites.harness.compare import Comparison
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 SCHEMA_PATH = Path(__file__).with_name("verdict.schema.json")
+
+
+PREMISES = frozenset({"launches", "statements", "faults", "results", "files", "tokens"})
+"""Units of what must hold before a comparison can mean anything, and compares nothing itself."""
 
 
 class State(Enum):
@@ -82,6 +87,7 @@ class Check:
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
+            "kind": kind_of(self.name).id,
             "state": self.state.value,
             "elements": self.elements,
             "unit": self.unit,
@@ -96,17 +102,29 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The checks of one run in order, what the run was (`run`), and notes that judge nothing."""
+    """The checks of one run in order, what the run was (`run`), and notes that judge nothing.
+
+    Raises ValueError for a check that is in no row of check_kinds.py.
+    """
 
     checks: tuple[Check, ...]
     run: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for check in self.checks:
+            kind_of(check.name)
+
     @property
     def state(self) -> State:
-        if not self.checks:
+        if self._proves_nothing:
             return State.INVALID
         return max((check.state for check in self.checks), key=lambda state: state.severity)
+
+    @property
+    def _proves_nothing(self) -> bool:
+        """True where nothing failed, and every check is a premise of comparisons not made."""
+        return all(c.state is State.OK and c.unit in PREMISES for c in self.checks)
 
     @property
     def exit_code(self) -> int:
@@ -128,6 +146,8 @@ class Verdict:
         """`ok`, or the state and the first broken link, in one line."""
         if not self.checks:
             return "invalid: no checks ran"
+        if self._proves_nothing:
+            return "invalid: nothing was compared"
         broken = self.first_broken
         if broken is None:
             return "ok"

@@ -372,8 +372,10 @@ def test_a_row_far_smaller_than_the_first_has_a_limit_of_its_own(tmp_path: Path)
     values[0] = 20_000
     wrong = values.copy()
     wrong[2, 1] = 0.0
+    made = {"model_sha256": "0", "architecture": "llama", "logits": "last", "side": "engine"}
+    made |= {"kv_type_k": "f16", "kv_type_v": "f16"}
     for name, array in (("good", values), ("bad", wrong)):
-        trace = Trace((1, 2, 3), {"side": "engine", "name": name})
+        trace = Trace((1, 2, 3), {**made, "name": name})
         trace.record("l_out-0", array)
         trace.record("result_output", np.ones((1, 5), dtype=np.float32))
         trace.save(tmp_path / f"{name}.npz")

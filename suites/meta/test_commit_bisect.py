@@ -12,6 +12,7 @@ from suites.harness.commit_bisect import Finding, Judged, Mark, Run, find, judge
 from suites.harness.git_worktree import Git, GitSearch, find_ends, open_repository
 from suites.harness.git_worktree import temporary_worktree as worktree
 from suites.harness.repeats import Plan, plan_runs
+from suites.harness.tolerances import FLOAT64_SUMS
 from suites.meta import history
 
 LENGTH = 30
@@ -153,8 +154,8 @@ def test_numbers_of_probes() -> None:
     assert plan_runs().runs == 1
     assert plan_runs(0.9, 0.01).runs == 2  # 0.1 squared is 0.01: fractions, not floats, decide
     assert plan_runs(0.5, 0.5).runs == 1
-    assert plan_runs(0.2, 0.05).miss == pytest.approx(0.8**14)
-    assert plan_runs(0.2, runs=5).miss == pytest.approx(0.8**5)
+    assert plan_runs(0.2, 0.05).miss == pytest.approx(0.8**14, rel=FLOAT64_SUMS)
+    assert plan_runs(0.2, runs=5).miss == pytest.approx(0.8**5, rel=FLOAT64_SUMS)
     assert plan_runs(1.0).miss == 0.0
     assert plan_runs(0.001).runs == 4603
 
@@ -164,14 +165,14 @@ def test_errors_with_a_noisy_judge() -> None:
     fewer = plan_runs(0.5, failing=3, noise=0.02, runs=plan.runs - 1)
     assert plan.miss <= 0.05 < fewer.miss
     assert plan.runs == 11  # 1 - P(3 or more of 11 at 1/2) = (1 + 11 + 55) / 2048
-    assert plan.miss == pytest.approx(67 / 2048)
+    assert plan.miss == pytest.approx(67 / 2048, rel=FLOAT64_SUMS)
     zero_to_two = 0.98**11 + 11 * 0.02 * 0.98**10 + 55 * 0.02**2 * 0.98**9
-    assert plan.false_alarm == pytest.approx(1 - zero_to_two)
+    assert plan.false_alarm == pytest.approx(1 - zero_to_two, rel=FLOAT64_SUMS)
 
 
 def test_the_error_of_a_whole_bisection() -> None:
     plan = plan_runs(0.2, 0.05)
-    assert plan.error_over(6, 0) == pytest.approx(1 - (1 - 0.8**14) ** 6)
+    assert plan.error_over(6, 0) == pytest.approx(1 - (1 - 0.8**14) ** 6, rel=FLOAT64_SUMS)
     assert plan.error_over(0, 6) == 0.0
     assert plan_runs().error_over(9, 9) == 0.0
 

@@ -23,14 +23,16 @@ from suites.harness import bounds_delta_net, local_tolerances, sensitivity
 from suites.harness.compare import Array
 from suites.harness.fake_engine import FakeEngine
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace
-from suites.harness.tolerances import TABLE
+from suites.harness.tolerances import (
+    FLOAT64_BOUND_SHARE,
+    FLOAT64_NOISE,
+    SMALLEST_SHARE,
+    TABLE,
+    USEFUL_BOUND,
+)
 from suites.meta.models import oracle_model, prompt
 
 LENGTH = 9
-SMALLEST_SHARE = 0.005
-"""Of an op's limit, on the worst element of fourteen clean runs; the least is 0.01 (experts)."""
-FLOAT64_NOISE = 1e-13
-"""What rounding in float64 does to values of the size used here, by a wide margin."""
 
 
 def _points() -> list[tuple[str, str]]:
@@ -119,6 +121,11 @@ def _moved(x: Array, error: Array, seed: int) -> Array:
     return moved
 
 
+def _within(change: Array, bound: Array) -> bool:
+    """The change of a float64 value is within its bound, both rounded."""
+    return bool(np.all(change <= bound * (1 + FLOAT64_BOUND_SHARE) + FLOAT64_NOISE))
+
+
 @pytest.mark.parametrize("size", [1e-7, 1e-3, 0.5])
 @pytest.mark.parametrize("seed", range(3))
 def test_errors_pass_through_scalar_functions_as_bounded(size: float, seed: int) -> None:
@@ -134,7 +141,7 @@ def test_errors_pass_through_scalar_functions_as_bounded(size: float, seed: int)
     }
     for name, (function, bound) in bounds.items():
         change = np.abs(function(moved) - function(x))
-        assert np.all(change <= bound * (1 + 1e-9) + FLOAT64_NOISE), name
+        assert _within(change, bound), name
         # A bound that is far from what happens would hide faults. The median is of elements whose
         # slope is not nearly zero; the share is 1 for a linear function.
         assert np.median(bound / np.maximum(change, 1e-300)) < 4, name
@@ -147,7 +154,7 @@ def test_errors_pass_through_a_gate_as_bounded(kind: Activation, size: float) ->
     errors = [np.abs(_random(seed, 200, 64, spread=size)) for seed in (3, 4)]
     bound = sensitivity.gated(gate, up, errors[0], errors[1], kind)
     moved = ops.gated(_moved(gate, errors[0], 5), _moved(up, errors[1], 6), kind)
-    assert np.all(np.abs(moved - ops.gated(gate, up, kind)) <= bound * (1 + 1e-9) + FLOAT64_NOISE)
+    assert _within(np.abs(moved - ops.gated(gate, up, kind)), bound)
 
 
 @pytest.mark.parametrize("size", [1e-7, 1e-2, 10.0])
@@ -156,9 +163,7 @@ def test_errors_pass_through_a_norm_as_bounded(size: float) -> None:
     error = np.abs(_random(3, 300, 64, spread=size))
     bound = sensitivity.rms_norm(x, weight, 1e-6, error)
     moved = ops.rms_norm(_moved(x, error, 4), weight, 1e-6)
-    assert np.all(
-        np.abs(moved - ops.rms_norm(x, weight, 1e-6)) <= bound * (1 + 1e-9) + FLOAT64_NOISE
-    )
+    assert _within(np.abs(moved - ops.rms_norm(x, weight, 1e-6)), bound)
 
 
 NET = DeltaNetSpec(state_size=16, key_heads=2, value_heads=4, conv_kernel=4)
@@ -192,7 +197,7 @@ def test_a_float32_recurrence_is_within_its_bound(tokens: int, strength: float, 
         assert np.all(np.abs(got - want) <= limit)
     # It does not grow without end: the limit stays far below what a fault changes.
     want, limit = result.out
-    assert np.max(limit[-1]) < 1e-2 * np.max(np.abs(want))
+    assert np.max(limit[-1]) < USEFUL_BOUND * np.max(np.abs(want))
 
 
 def test_equal_keys_do_not_blow_the_bound_up() -> None:
@@ -200,7 +205,7 @@ def test_equal_keys_do_not_blow_the_bound_up() -> None:
     q, k, v, decay, beta = _delta_inputs(400, 7, 0.9)
     k[:] = k[0]
     want, limit = bounds_delta_net.delta_rule(q, k, v, 0 * decay, beta, NET).out
-    assert np.max(limit) < 1e-2 * np.max(np.abs(want))
+    assert np.max(limit) < USEFUL_BOUND * np.max(np.abs(want))
 
 
 # --- the table -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from suites.harness.endtoend import References
 from suites.harness.fake_engine import CLEAN, FakeEngine, Fault, patched
 from suites.harness.fault_models import with_tied_router
 from suites.harness.routing import RoutingJudge, Turn, choices_of
+from suites.harness.tolerances import TIED_LOGITS
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
 from suites.meta.models import oracle_model, prompt
@@ -36,7 +37,7 @@ def _favours(amount: Callable[[Any], Any]) -> Fault:
     def wrap(linear: Callable[..., Any]) -> Callable[..., Any]:
         def broken(x: Any, weight: Any) -> Any:
             logits = linear(x, weight)
-            if len(weight) == EXPERTS and np.ptp(logits) < 1e-4:
+            if len(weight) == EXPERTS and np.ptp(logits) < TIED_LOGITS:
                 logits = logits.copy()
                 logits[:, FAVOURITE] = amount(logits.max(axis=-1))
             return logits

@@ -219,7 +219,7 @@ PLANTED = [
         "stale-staging",
         broken.on_tail("batched", stale),
         State.DIVERGED,
-        "generation stamp: staged stamp",
+        "stamped 11 and so stale",
     ),
     Planted(
         "copy-skipped",

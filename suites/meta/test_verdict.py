@@ -19,10 +19,10 @@ from suites.harness.verdict import (
     worst_first,
 )
 
-OK = Check("fine", State.OK, 3, measured=0.5, limit=1.0, of_limit=0.5)
-DIVERGED = Check("bent", State.DIVERGED, 3, link="bent rod")
-UNSUPPORTED = Check("absent", State.UNSUPPORTED, 0)
-INVALID = Check("void", State.INVALID, 0)
+OK = Check("Qcur-0", State.OK, 3, measured=0.5, limit=1.0, of_limit=0.5)
+DIVERGED = Check("Kcur-0", State.DIVERGED, 3, link="bent rod")
+UNSUPPORTED = Check("Vcur-0", State.UNSUPPORTED, 0)
+INVALID = Check("kqv_out-0", State.INVALID, 0)
 
 
 def test_no_checks_is_invalid() -> None:
@@ -37,9 +37,9 @@ def test_no_checks_is_invalid() -> None:
     [
         ((OK,), State.OK, 0, "ok"),
         ((OK, DIVERGED, OK), State.DIVERGED, 1, "diverged: bent rod"),
-        ((OK, UNSUPPORTED), State.UNSUPPORTED, 2, "unsupported: absent"),
+        ((OK, UNSUPPORTED), State.UNSUPPORTED, 2, "unsupported: Vcur-0"),
         ((UNSUPPORTED, DIVERGED), State.DIVERGED, 1, "diverged: bent rod"),
-        ((DIVERGED, OK, INVALID), State.INVALID, 3, "invalid: void"),
+        ((DIVERGED, OK, INVALID), State.INVALID, 3, "invalid: kqv_out-0"),
     ],
     ids=["ok", "diverged", "unsupported", "diverged-over-unsupported", "invalid-over-all"],
 )
@@ -51,7 +51,7 @@ def test_the_worst_check_decides(
 
 
 def test_first_broken_is_the_first_of_the_worst() -> None:
-    second = Check("later", State.DIVERGED, 1)
+    second = Check("l_out-0", State.DIVERGED, 1)
     broken = Verdict((OK, DIVERGED, second)).first_broken
     assert broken is DIVERGED
     assert Verdict((OK,)).first_broken is None
@@ -60,15 +60,15 @@ def test_first_broken_is_the_first_of_the_worst() -> None:
 @pytest.mark.parametrize(
     "check",
     [
-        Check("nothing", State.OK, 0),
-        Check("negative", State.OK, -1),
-        Check("above", State.OK, 1, measured=2.0, limit=1.0),
-        Check("nan-measured", State.OK, 1, measured=float("nan"), limit=1.0),
-        Check("nan-limit", State.OK, 1, measured=0.0, limit=float("nan")),
-        Check("nan-share", State.OK, 1, of_limit=float("nan")),
-        Check("share", State.OK, 1, of_limit=1.5),
+        Check("Qcur-0", State.OK, 0),
+        Check("Qcur-0", State.OK, -1),
+        Check("Qcur-0", State.OK, 1, measured=2.0, limit=1.0),
+        Check("Qcur-0", State.OK, 1, measured=float("nan"), limit=1.0),
+        Check("Qcur-0", State.OK, 1, measured=0.0, limit=float("nan")),
+        Check("Qcur-0", State.OK, 1, of_limit=float("nan")),
+        Check("Qcur-0", State.OK, 1, of_limit=1.5),
     ],
-    ids=lambda check: check.name,
+    ids=["nothing", "negative", "above", "nan-measured", "nan-limit", "nan-share", "share"],
 )
 def test_ok_that_its_own_figures_contradict_is_invalid(check: Check) -> None:
     assert check.state is State.INVALID
@@ -95,8 +95,12 @@ def test_fact() -> None:
 
 
 def test_worst_first_puts_broken_checks_before_good_ones() -> None:
-    loose = Check("loose", State.OK, 1, of_limit=0.1)
-    assert [check.name for check in worst_first([loose, DIVERGED, OK])] == ["bent", "fine", "loose"]
+    loose = Check("l_out-0", State.OK, 1, of_limit=0.1)
+    assert [check.name for check in worst_first([loose, DIVERGED, OK])] == [
+        "Kcur-0",
+        "Qcur-0",
+        "l_out-0",
+    ]
 
 
 def test_json_numbers() -> None:
@@ -152,7 +156,7 @@ def violations(value: Any, schema: dict[str, Any], path: str = "$") -> list[str]
 
 
 def _verdicts() -> list[Verdict]:
-    infinite = check_of("inf", compare(np.array([1.0]), np.array([2.0]), 0.0))
+    infinite = check_of("l_out-0", compare(np.array([1.0]), np.array([2.0]), 0.0))
     return [
         Verdict(()),
         Verdict((OK,), run={"model": "m"}, notes=("a note",)),
