@@ -8,6 +8,7 @@ from typing import Any
 from backend_hip.runtimes import select_runtime
 from reference.model import Model
 from reference.model.errors import InputError
+from suites import summary
 from suites.commands import bisect_git, bisect_render, common, tables
 from suites.commands import validate as validating
 from suites.harness.bisect import bisect
@@ -98,6 +99,7 @@ def _bisect(arguments: argparse.Namespace) -> int:
             made.save(arguments.bundle)
     written = arguments.bundle if found.exit_code not in (0, 2) else None
     print(bisect_render.render(found, verdict, model, tables.width(), written))
+    summary.append(summary.section_of("assay bisect", verdict))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.to_json(found, verdict, written))
     return verdict.exit_code

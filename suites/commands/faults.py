@@ -8,11 +8,12 @@ from typing import Any
 
 from fixtures.faults import CATEGORIES, TIERS, Fault, load_faults
 from reference.model.errors import InputError
+from suites import summary
 from suites.commands import common, tables
 from suites.harness.clean_runs import GROUP, alarms_of, clean_models
 from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import LOOKS, outcome_of, run_named
-from suites.harness.fault_score import Score, score_of
+from suites.harness.fault_score import HEADS, Score, score_of
 from suites.harness.verdict import json_number, write_json
 
 SCHEMA_VERSION = 1
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     complete = len(chosen) == len(load_faults())
     problems = score.problems(complete=complete)
     print(render(score, problems))
+    summary.append(markdown(score, problems))
     if arguments.json is not None:
         write_json(arguments.json, document(score, problems))
     return 3 if score.dead else int(bool(problems))
@@ -152,6 +154,14 @@ def render(score: Score, problems: list[str]) -> str:
             "ok" if not problems else f"{len(problems)} problems",
         ]
     )
+
+
+def markdown(score: Score, problems: list[str]) -> str:
+    """The section for a job summary."""
+    said = [f"- {summary.cell(problem)}" for problem in problems]
+    heads, rows = list(HEADS), score.rows()
+    title = f"### assay faults, {score.tier} tier: {len(problems) or 'no'} problems"
+    return "\n".join([title, "", summary.markdown_table(heads, rows), "", *said])
 
 
 def document(score: Score, problems: list[str]) -> dict[str, Any]:

@@ -2,17 +2,19 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from backend_hip.runtimes.checking import Checking
 from fixtures.faults import find_fault
 from reference.model import Model
+from reference.model.errors import DeviceError
 from suites import summary
 from suites.commands import common, tables
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import State, Verdict
+from suites.harness.verdict import State, Verdict, device_failed
 
 DEFAULT_STEPS = 16
 SHOWN_IDS = 8
@@ -92,21 +94,33 @@ def run(arguments: argparse.Namespace) -> int:
         model = common.open_model(arguments, progress)
         tokens = common.prompt_tokens(arguments, model, options.n_decode)
         opener = common.EngineOpener(arguments, model, len(tokens) + options.n_decode, progress)
-        verdict = validate(
-            model,
-            opener,
-            tokens,
-            options,
-            context_length=common.context_for(model, len(tokens) + options.n_decode),
-            progress=progress,
-            open_copy=opener.copy if arguments.self_test else None,
-        )
+        try:
+            verdict = validate(
+                model,
+                opener,
+                tokens,
+                options,
+                context_length=common.context_for(model, len(tokens) + options.n_decode),
+                progress=progress,
+                open_copy=opener.copy if arguments.self_test else None,
+            )
+        except DeviceError as error:
+            # What can't be compiled has not run, and has no verdict.
+            if not str(error).startswith("compile:"):
+                failed = Verdict((device_failed(error),), run={"tokens": tokens, **asdict(options)})
+                _report(with_run(failed, arguments, model, opener.label), arguments)
+            raise
     verdict = with_run(verdict, arguments, model, opener.label)
     print(render(verdict, model, tables.width()))
+    _report(verdict, arguments)
+    return verdict.exit_code
+
+
+def _report(verdict: Verdict, arguments: argparse.Namespace) -> None:
+    """Where a machine or a CI looks for it."""
     summary.append(summary.section_of("assay validate", verdict))
     if arguments.json is not None:
         verdict.write(arguments.json)
-    return verdict.exit_code
 
 
 def _known(modes: tuple[str, ...]) -> bool:

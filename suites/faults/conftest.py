@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tabulate import tabulate
 
 from fixtures.faults import load_faults
 from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import Outcome, outcome_of, run_named
 from suites.harness.fault_score import Score, score_of
 
-SCORES: "pytest.StashKey[list[Score]]" = pytest.StashKey()
+RUNS: "pytest.StashKey[list[FaultRun]]" = pytest.StashKey()
+
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, heads, rows."""
 
 
 class FaultRun:
@@ -20,6 +24,7 @@ class FaultRun:
 
     def __init__(self, names: list[str], tier: str) -> None:
         self.names, self.tier = names, tier
+        self.tables: list[Table] = []  # what tests have to show beside the score
         self._outcomes: dict[str, Outcome] = {}
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -53,7 +58,7 @@ def _fault_run(request: pytest.FixtureRequest, tier: str) -> Iterator[FaultRun]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     run = FaultRun([name for name in load_faults() if name in wanted], tier)
     yield run
-    request.config.stash.setdefault(SCORES, []).append(run.score())
+    request.config.stash.setdefault(RUNS, []).append(run)
 
 
 def _parameters(item: Any) -> dict[str, Any]:
@@ -72,6 +77,9 @@ def full_run(request: pytest.FixtureRequest) -> Iterator[FaultRun]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for score in config.stash.get(SCORES, []):
-        terminalreporter.section(f"faults, {score.tier} tier")
-        terminalreporter.write_line(score.table())
+    for run in config.stash.get(RUNS, []):
+        for title, heads, rows in run.tables:
+            terminalreporter.section(title)
+            terminalreporter.write_line(str(tabulate(rows, heads)))
+        terminalreporter.section(f"faults, {run.tier} tier")
+        terminalreporter.write_line(run.score().table())

@@ -36,6 +36,12 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("unsupported",),
     ),
     CheckKind(
+        "device",
+        "device",
+        "the device ran everything that was queued without an error",
+        ("invalid",),
+    ),
+    CheckKind(
         "trace-tokens",
         "trace: tokens",
         "what was traced is the prompt that was asked for",

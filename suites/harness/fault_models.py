@@ -6,6 +6,7 @@ import numpy as np
 
 from fixtures.registry import resolve_model
 from reference.model import Model, load_model
+from reference.model.errors import InputError
 
 LOUDER = np.float32(64)
 """Scores of the tiny models are about 3 at most."""
@@ -17,7 +18,11 @@ def fault_model(name: str, edit: str = "") -> Model:
 
 
 def edited(model: Model, edit: str) -> Model:
-    """The model after an edit of fixtures.faults.EDITS."""
+    """The model after an edit of fixtures.faults.EDITS; InputError where it lacks the tensor."""
+    needed = {"tied-router": "ffn_gate_inp", "loud-scores": "attn_q_norm"}.get(edit)
+    layers = model.weights.layers[1:2] if edit == "tied-router" else model.weights.layers
+    if needed is not None and not all(needed in tensors for tensors in layers):
+        raise InputError(f"fault: the model has no {needed}, expected one because of edit {edit}")
     match edit:
         case "tied-router":
             return with_tied_router(model, 1)

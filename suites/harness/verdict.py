@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.model.cache import atomic_write
+from reference.model.errors import DeviceError
 from suites.harness.check_kinds import kind_of
 from suites.harness.compare import Comparison
 
@@ -215,6 +216,12 @@ def behind(check: Check, broken_since: str) -> Check:
         return check
     detail = f"{check.detail}; what it reads is wrong since {broken_since}"
     return replace(check, state=State.DIVERGED, detail=detail)
+
+
+def device_failed(error: DeviceError) -> Check:
+    """The check of a run that a device error ended: nothing can be said about what it computed."""
+    text = " ".join(str(error).split())
+    return Check("device", State.INVALID, 0, detail=text, link=text)
 
 
 def fact(

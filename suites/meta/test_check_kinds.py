@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from reference.model.errors import Unsupported
+from reference.model.errors import DeviceError, Unsupported
 from reference.model.trace import Trace
 from suites.commands import compare as compare_command
 from suites.harness import compare as compare_module
@@ -28,7 +28,7 @@ from suites.harness.tail import BrokenLink
 from suites.harness.tail_probe import told_apart
 from suites.harness.traces import compare_traces
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import Check, State, Verdict, check_of
+from suites.harness.verdict import Check, State, Verdict, check_of, device_failed
 from suites.meta import broken, test_patched_kernel, test_recurrent, test_vacuous, test_validate
 from suites.meta.models import LLAMA, QWEN3, oracle_model, prompt, tiny_model
 
@@ -146,6 +146,7 @@ WRONG_LOGITS = check_of(
 # kind -> what is planted, and how the verdict over it is got.
 PLANTS: Mapping[str, tuple[str, Judge]] = {
     "support": ("no kernel for Q6_K", _unsupported),
+    "device": ("an illegal address", lambda: Verdict((device_failed(DeviceError("illegal")),))),
     "trace-tokens": ("another prompt is traced", _other_tokens),
     "kv-write": ("K is written one slot too far", _known("kv-slot")),
     "recurrent-memory": ("the memory is transposed", _recurrent("transposed")),

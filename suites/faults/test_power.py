@@ -1,0 +1,76 @@
+"""What the catalogue proves about the judge: rows of the tolerances and checks that see faults.
+
+A row that no fault exceeds is a limit that nothing is known to break; which kinds of check need a
+plant in the judge itself is in suites/meta/test_check_kinds.py.
+"""
+
+import pytest
+
+from fixtures.faults import load_faults
+from fixtures.golden import TINY_GATES
+from reference.model.trace import Trace
+from suites.faults.conftest import FaultRun
+from suites.harness.check_kinds import kinds_seen
+from suites.harness.fake_engine import FakeEngine
+from suites.harness.fault_models import fault_model
+from suites.harness.fault_run import Outcome
+from suites.harness.local import LocalRules, judge_trace
+from suites.harness.row_power import Used, blind_rows, power_of_rows, power_table
+from suites.harness.tolerances import TABLE
+
+LENGTH = 9
+# Its bounds are of the longest chain, and the looks of the fast tier do not run it.
+_FULL_TIER_ONLY = ["linear serial"]
+# What the catalogue must turn red by itself; other kinds are of runs that it does not make.
+_MUST_BE_SEEN = (
+    *("support", "kv-write", "recurrent-memory", "local", "local-second-mode", "local-decoded"),
+    *("logits", "routes", "pair-logits", "pair-kv", "eager", "kernels", "generations"),
+    *("tail-prefill", "tail-decode", "tail-probes", "replay-logits", "replay-kv"),
+)
+
+
+@pytest.fixture(scope="module")
+def used() -> Used:
+    """Which ops consult which rows, over clean runs of every golden model on both paths."""
+    found = Used()
+    for name in TINY_GATES:
+        model = fault_model(f"oracle-{name}")
+        tokens = [int(token) % model.spec.vocab_size for token in range(3, 3 + LENGTH)]
+        for path in ("kparallel", "serial"):
+            trace = Trace()
+            FakeEngine(model, path=path).prefill_batched(tokens, trace=trace)
+            found.add(judge_trace(model, trace, LocalRules(path)))
+    return found
+
+
+def _all_of(run: FaultRun) -> list[Outcome]:
+    outcomes = [run.outcome(name) for name in run.names]
+    if len(outcomes) != len(load_faults()):
+        pytest.skip("a part of the catalogue proves nothing about what it leaves out")
+    return outcomes
+
+
+def _require_rows(run: FaultRun, used: Used, print_table: bool) -> list[str]:
+    powers = power_of_rows(used, _all_of(run))
+    assert len(powers) > len(TABLE)
+    rows, heads = power_table(powers)
+    if print_table:
+        run.tables.append((f"rows of the tolerances, {run.tier} tier", heads, rows))
+    return blind_rows(powers)
+
+
+def test_every_row_sees_a_fault_of_the_fast_tier(fast_run: FaultRun, used: Used) -> None:
+    blind = _require_rows(fast_run, used, True)
+    assert [row for row in blind if row not in _FULL_TIER_ONLY] == []
+
+
+@pytest.mark.full
+def test_every_row_sees_a_fault_of_the_full_tier(full_run: FaultRun, used: Used) -> None:
+    assert _require_rows(full_run, used, True) == []
+
+
+def test_the_catalogue_turns_every_kind_of_check_red_that_it_can(fast_run: FaultRun) -> None:
+    seen = kinds_seen(_all_of(fast_run))
+    rows = [[kind, str(len(faults)), ", ".join(faults[:3])] for kind, faults in seen.items()]
+    fast_run.tables.append(("checks, fast tier", ["kind", "faults", "such as"], rows))
+    assert [kind for kind in _MUST_BE_SEEN if not seen[kind]] == []
