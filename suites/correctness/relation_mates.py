@@ -134,6 +134,7 @@ class MatesRunner:
                 lab.buffer(np.full(pairs, -1, dtype=np.int32)),
             )
             experts.route(flow, spec, routing)
+            experts.group_by_expert(flow, spec, routing)
             scratch = ExpertScratch(*(lab.output(pairs + case.max_cols, width) for _ in range(3)))
             out = lab.output(tokens + case.max_cols, width)
             experts.routed_sum(

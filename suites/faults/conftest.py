@@ -13,6 +13,9 @@ from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import Outcome, outcome_of, run_named
 from suites.harness.fault_score import Score, score_of
 
+EARLY: "pytest.StashKey[FaultRun]" = pytest.StashKey()
+WORTH_STARTING = 20
+"""Faults from which on they are run beside other tests."""
 RUNS: "pytest.StashKey[list[FaultRun]]" = pytest.StashKey()
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -22,8 +25,8 @@ Table = tuple[str, list[str], list[list[str]]]
 class FaultRun:
     """The outcomes of one tier, as they come; a test waits for the one that it is about."""
 
-    def __init__(self, names: list[str], tier: str) -> None:
-        self.names, self.tier = names, tier
+    def __init__(self, names: list[str], tier: str, workers: int = 0) -> None:
+        self.names, self.tier, self._workers = names, tier, workers
         self.tables: list[Table] = []  # what tests have to show beside the score
         self._outcomes: dict[str, Outcome] = {}
         self._news = threading.Condition()
@@ -32,7 +35,7 @@ class FaultRun:
 
     def _run(self) -> None:
         jobs = [Job(name, run_named, (name, self.tier)) for name in self.names]
-        for done in run_jobs(jobs):
+        for done in run_jobs(jobs, workers=self._workers):
             with self._news:
                 outcome = outcome_of(done.job.name, done.value, done.error)
                 self._outcomes[done.job.name] = outcome
@@ -47,16 +50,38 @@ class FaultRun:
         return score_of([self.outcome(name) for name in self.names], self.tier)
 
 
-def _fault_run(request: pytest.FixtureRequest, tier: str) -> Iterator[FaultRun]:
-    # Faults of another category or excluded by -k are not run.
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the fast tier beside the tests that come before it, which use one core.
+
+    Not while benchmarks are timed: those must have the machine for themselves.
+    """
+    config = session.config
+    names = _wanted(session, "fast")
+    if len(names) < WORTH_STARTING or config.getoption("--benchmark") or config.option.collectonly:
+        return
+    config.stash[EARLY] = _start(names, "fast", max(1, (os.cpu_count() or 1) // 2))
+
+
+def _wanted(session: pytest.Session, tier: str) -> list[str]:
+    """The faults that the session's tests are about; -k or a category may have left some out."""
     wanted = {
         _parameters(item)["fault"].id
-        for item in request.session.items
+        for item in session.items
         if "fault" in _parameters(item) and f"{tier}_run" in getattr(item, "fixturenames", ())
     }
+    return [name for name in load_faults() if name in wanted]
+
+
+def _start(names: list[str], tier: str, workers: int = 0) -> FaultRun:
     # Set here and not in the processes: NumPy reads it when they import it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    run = FaultRun([name for name in load_faults() if name in wanted], tier)
+    return FaultRun(names, tier, workers)
+
+
+def _fault_run(request: pytest.FixtureRequest, tier: str) -> Iterator[FaultRun]:
+    early = request.config.stash.get(EARLY, None)
+    run = early if early is not None and early.tier == tier else None
+    run = run or _start(_wanted(request.session, tier), tier)
     yield run
     request.config.stash.setdefault(RUNS, []).append(run)
 

@@ -4,27 +4,42 @@ More runs: `assay faults --clean 1000`.
 """
 
 import os
+from collections.abc import Sequence
+
+import pytest
 
 from suites.harness.clean_runs import alarms_of, clean_models, clean_run
 from suites.harness.fault_pool import Job, run_jobs
-from suites.harness.fault_run import LOOKS, looks_of
+from suites.harness.fault_run import LOOKS
 
 
-def test_clean_runs_raise_no_alarm() -> None:
-    """Every tiny model under every look of the fast tier, the sanitizing one among them."""
+def _alarms(numbers: Sequence[int], models: tuple[str, ...]) -> list[str]:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    models = clean_models()
-    assert len(models) > len(LOOKS)
-    first = [n for n, look in enumerate(LOOKS) if look.tier == "fast"]
-    assert first == list(range(len(looks_of("fast"))))
+    half = -(-len(numbers) // 2)
     jobs = [
-        Job(f"{look}", alarms_of, (look * len(models) + part, len(models) // 2 + 1, models))
-        for look in first
-        for part in (0, len(models) // 2)
+        Job(f"from {part[0]}", alarms_of, (part[0], len(part), models))
+        for part in (numbers[:half], numbers[half:])
     ]
-    done = list(run_jobs(jobs, time_limit_s=600))
+    done = list(run_jobs(jobs, time_limit_s=1200))
     assert [end.error for end in done if end.error] == []
-    assert [line for end in done for line in end.value] == []
+    assert sum(end.job.arguments[1] for end in done) == len(numbers)
+    return [line for end in done for line in end.value]
+
+
+def test_no_alarm_under_shuffle_and_sanitize() -> None:
+    """Every tiny model once; plain looks at them are all over the other suites."""
+    models = clean_models()
+    (look,) = [place for place, look in enumerate(LOOKS) if look.name == "checked"]
+    assert LOOKS[look].checking.sanitize
+    assert LOOKS[look].checking.shuffle is not None
+    first = look * len(models)
+    assert _alarms(range(first, first + len(models)), models) == []
+
+
+@pytest.mark.full
+def test_no_alarm_under_any_look() -> None:
+    models = clean_models()
+    assert _alarms(range(len(models) * len(LOOKS)), models) == []
 
 
 def test_a_number_decides_a_run() -> None:
