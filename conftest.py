@@ -30,6 +30,7 @@ from suites.harness.verdict import Verdict
 from suites.options import (
     DEVICE_KIND,
     SELECTION,
+    SUMMARY_FILE,
     add_options,
     axis_value,
     read_checking,
@@ -41,7 +42,6 @@ pytest_plugins = ["suites.benchmark.plugin"]
 RUNTIME = pytest.StashKey[RuntimeInfo | str]()  # the text says why there is none
 RAN = pytest.StashKey[int]()
 VERDICTS = pytest.StashKey[list[tuple[str, summary.Facts]]]()
-SUMMARY_FILE = pytest.StashKey[str]()
 IDLE_ENGINES = 8
 MODELS_SHOWN = 8
 

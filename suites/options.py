@@ -27,6 +27,8 @@ from suites.harness.protocol import PREFILL_MODES
 # Set by the root conftest for whoever makes cases.
 SELECTION: "pytest.StashKey[Selection]" = pytest.StashKey()
 DEVICE_KIND: "pytest.StashKey[str | None]" = pytest.StashKey()
+SUMMARY_FILE = pytest.StashKey[str]()
+"""What GITHUB_STEP_SUMMARY named when pytest began."""
 
 
 def _one_of(what: str, known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reference.model.errors import InputError
+from suites import summary
 from suites.commands import common, tables
 from suites.harness.bisect_report import EXIT_CODES, Report, document_of, text_of
 from suites.harness.case import Case, case_model, load_case
@@ -119,6 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         common.require_apart("--json", arguments.json, model)
         report = _search(arguments, git, (good, bad), case, model, plan, progress)
     print(common.printable(render(report, tables.width())))
+    text = render(report, tables.PLAIN).replace("\n", "\n    ")
+    summary.append(f"### assay bisect --git\n\n    {common.printable(text)}")
     if arguments.json is not None:
         write_json(arguments.json, document_of(report))
     return EXIT_CODES[report.state]
@@ -216,6 +219,8 @@ def _rule(plan: Plan) -> str:
 def _sureness(finding: Finding) -> str:
     """How probable an error is, per verdict and in all."""
     plan = finding.plan
+    if plan.miss == 0 and not plan.noise:
+        return "none, if the fault shows in every run"
     per_commit = (
         f"a fault that shows in {_percent(plan.rate)} of runs is missed at a commit with "
         f"probability {_percent(plan.miss)}"

@@ -122,8 +122,8 @@ def add_checking(parser: argparse.ArgumentParser) -> None:
         "--shuffle",
         type=int,
         metavar="SEED",
-        help="run each launch in a seeded order of its threads and blocks and in the reverse; "
-        "both must leave the same memory (cpu runtime only; default: off)",
+        help="run each launch in a seeded order of its threads and blocks, in the reverse, and "
+        "interleaved; all must leave the same memory (cpu runtime only; default: off)",
     )
     parser.add_argument(
         "--sanitize",

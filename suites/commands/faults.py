@@ -10,9 +10,9 @@ from fixtures.faults import CATEGORIES, TIERS, Fault, load_faults
 from reference.model.errors import InputError
 from suites import summary
 from suites.commands import common, tables
-from suites.harness.clean_runs import GROUP, alarms_of, clean_models
+from suites.harness.clean_runs import GROUP, alarms_of, clean_models, clean_run
 from suites.harness.fault_pool import Job, run_jobs
-from suites.harness.fault_run import LOOKS, outcome_of, run_named
+from suites.harness.fault_run import outcome_of, run_named
 from suites.harness.fault_score import HEADS, Score, score_of
 from suites.harness.verdict import json_number, write_json
 
@@ -26,7 +26,8 @@ def add(subparsers: Any) -> None:
         help="does the judge see every known bug: plants each in a copy of the engine",
         description="Plants each fault of the catalogue in a copy of the engine, runs the judge "
         "on the CPU runtime, and prints what was caught and where it was found. Exit 0 when every "
-        "fault was caught, 1 when one was missed, 3 when a fault is dead (can't be planted).",
+        "fault of the tier was caught and named at its place, 1 when not, 3 when a fault is dead "
+        "(can't be planted). A look is one engine configuration, prompt and schedule.",
     )
     parser.add_argument(
         "only", nargs="*", metavar="ID", help="ids or patterns such as 'rope-*' (default: all)"
@@ -64,13 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments.only, arguments.category)
     if arguments.list:
         print(catalogue(chosen))
+        if arguments.json is not None:
+            facts = {"schema": "assay.catalogue", "schema_version": SCHEMA_VERSION}
+            write_json(arguments.json, {**facts, "faults": [asdict(fault) for fault in chosen]})
         return 0
+    if all(fault.tier == "full" for fault in chosen) and arguments.tier != "full":
+        names = ", ".join(fault.id for fault in chosen)
+        raise InputError(f"faults: --tier is fast, expected full because only it sees {names}")
     outcomes = []
     with common.ProgressReport() as progress:
         jobs = [Job(fault.id, run_named, (fault.id, arguments.tier)) for fault in chosen]
         for done in run_jobs(jobs, workers=arguments.jobs):
             outcomes.append(outcome_of(done.job.name, done.value, done.error))
-            progress(f"fault {len(outcomes)} of {len(jobs)}: {done.job.name}")
+            progress(_share(len(outcomes), len(jobs), "faults judged"))
     order = {fault.id: place for place, fault in enumerate(chosen)}
     score = score_of(sorted(outcomes, key=lambda o: order[o.fault]), arguments.tier)
     complete = len(chosen) == len(load_faults())
@@ -103,14 +110,23 @@ def run_clean(arguments: argparse.Namespace) -> int:
             else:
                 alarms += done.value
                 runs += done.job.arguments[1]
-            progress(f"clean run {runs} of {count}, {len(alarms)} alarms")
-    looks = ", ".join(look.name for look in LOOKS)
-    print("\n".join([*alarms, *lost]))
-    print(f"{runs} clean runs of {len(models)} models (looks {looks}): {len(alarms)} alarms")
+            progress(_share(runs, count, f"clean runs made, {len(alarms)} alarms"))
+    used = {clean_run(number, models) for number in range(runs)}
+    said = (
+        f"{runs} clean runs of {len({run.model for run in used})} models under "
+        f"{len({run.look.name for run in used})} looks: {len(alarms)} alarms"
+    )
+    print("\n".join([*alarms, *lost, said]))
+    summary.append(f"### assay faults --clean\n\n{summary.cell(said)}")
     if arguments.json is not None:
         facts = {"schema": "assay.clean", "schema_version": SCHEMA_VERSION, "runs": runs}
         write_json(arguments.json, {**facts, "alarms": alarms, "lost": lost})
     return 3 if lost or runs != count else int(bool(alarms))
+
+
+def _share(done: int, count: int, what: str) -> str:
+    """A line of progress for every tenth; those between say the same."""
+    return f"{10 * (10 * done // count)} % of {count} {what}"
 
 
 def choose(only: list[str], category: str | None) -> list[Fault]:
@@ -131,8 +147,8 @@ def choose(only: list[str], category: str | None) -> list[Fault]:
 
 
 def catalogue(faults: list[Fault]) -> str:
-    rows = [[f.category, f.id, f.tier, f.what] for f in faults]
-    return tables.table(rows, ["category", "id", "tier", "what"])
+    rows = [[f.category, f.id, f.tier, f.model, f.what] for f in faults]
+    return tables.table(rows, ["category", "id", "tier", "model", "what"])
 
 
 def render(score: Score, problems: list[str]) -> str:
@@ -143,12 +159,15 @@ def render(score: Score, problems: list[str]) -> str:
     ]
     columns = tables.width()
     lines = [f"{name:<32} {look:<13} {state:<9} {link}" for name, look, state, _, link in rows]
+    later = [o.fault for o in score.alive if not o.caught and o.wanted_tier != score.tier]
+    note = f"left to the full tier: {', '.join(later)}" if later and score.tier == "fast" else ""
     elapsed_s = sum(outcome.elapsed_s for outcome in score.outcomes)
     return "\n".join(
         [
             *(tables.paragraph(line, columns, 4) for line in lines),
             "",
             score.table(),
+            *([note] if note else []),
             f"{len(score.outcomes)} faults, tier {score.tier}, {elapsed_s:.0f} s of processes",
             *problems,
             "ok" if not problems else f"{len(problems)} problems",

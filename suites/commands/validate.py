@@ -190,7 +190,10 @@ def header(verdict: Verdict, model: Model, columns: int) -> list[str]:
         "prompt": f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}",
     }
     if run.get("planted_fault"):
-        entries["planted"] = f"{run['planted_fault']}: {find_fault(run['planted_fault']).what}"
+        fault = find_fault(run["planted_fault"])
+        entries["planted"] = f"{fault.id}: {fault.what}"
+        if fault.model != run["model"]:
+            entries["planted"] += f" (the catalogue plants it under {fault.model})"
     return [tables.paragraph(f"{head:<9} {text}", columns) for head, text in entries.items()]
 
 

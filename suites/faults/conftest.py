@@ -9,9 +9,11 @@ import pytest
 from tabulate import tabulate
 
 from fixtures.faults import load_faults
+from suites import summary
 from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import Outcome, outcome_of, run_named
-from suites.harness.fault_score import Score, score_of
+from suites.harness.fault_score import HEADS, Score, score_of
+from suites.options import SUMMARY_FILE
 
 EARLY: "pytest.StashKey[FaultRun]" = pytest.StashKey()
 WORTH_STARTING = 20
@@ -106,5 +108,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         for title, heads, rows in run.tables:
             terminalreporter.section(title)
             terminalreporter.write_line(str(tabulate(rows, heads)))
+        heads, rows = list(HEADS), run.score().rows()
+        section = f"### Faults, {run.tier} tier\n\n{summary.markdown_table(heads, rows)}"
+        summary.append(section, config.stash[SUMMARY_FILE])
         terminalreporter.section(f"faults, {run.tier} tier")
         terminalreporter.write_line(run.score().table())

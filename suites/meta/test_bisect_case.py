@@ -158,7 +158,7 @@ BROKEN_LINK = "diverged: inp_embd (embed)"
         (1, _verdict("diverged"), "", "inp_.*embed", Run(Mark.BAD, BROKEN_LINK)),
         (
             *(1, _verdict("diverged"), "", "l_out"),
-            Run(Mark.SKIP, f"another failure: {BROKEN_LINK}"),
+            Run(Mark.SKIP, f"another failure: {BROKEN_LINK} (the case expects 'l_out')"),
         ),
         (2, _verdict("unsupported"), "", "", Run(Mark.SKIP, "unsupported: inp_embd (embed)")),
         # Python ends with 1 where an import fails: the code of a divergence.
