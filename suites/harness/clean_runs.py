@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fixtures.registry import model_names, published_files
-from reference.model.errors import AssayError
+from reference.model.errors import DeviceError
 from suites.harness.fault_models import fault_model
-from suites.harness.fault_run import LOOKS, Look, judge
+from suites.harness.fault_run import LOOKS, Look, is_environment, judge
 from suites.harness.verdict import State
 
 GROUP = 20
@@ -44,15 +44,20 @@ def clean_run(number: int, models: Sequence[str]) -> CleanRun:
 
 
 def alarms_of(first: int, count: int, models: tuple[str, ...]) -> list[str]:
-    """Runs `count` runs from number `first` on; one line for each that is not ok."""
+    """Runs `count` runs from number `first` on; one line for each that is not ok.
+
+    Raises what a machine without compiler, disk or memory raises: that is no alarm of the judge.
+    """
     alarms = []
     for number in range(first, first + count):
         run = clean_run(number, models)
         try:
             verdict = judge(fault_model(run.model), run.look)
             said = "" if verdict.state is State.OK else verdict.summary()
-        except AssayError as error:
+        except DeviceError as error:
             said = " ".join(str(error).split())
+            if is_environment(said):
+                raise
         if said:
             alarms.append(f"run {number}: {run.model}, look {run.look.name}: {said}")
     return alarms

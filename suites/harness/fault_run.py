@@ -23,7 +23,7 @@ from suites.harness.patched import PatchedEngine, patched_engine
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
 
-CONTEXT = 160  # positions: more than any look needs
+CONTEXT = 160  # positions; the longest look fills them
 UNCHECKED = Checking()
 
 
@@ -61,16 +61,19 @@ LOOKS: tuple[Look, ...] = (
     # chunk of more than max_cols, so that a group of columns has a successor in its flow. Only what
     # the two looks before missed comes here.
     Look("tiles", "fast", length=69, n_decode=1, max_cols=16, chunk=24, seed=17),
-    # Longer than two tiles of 64 keys and than a block of 128 threads; chunk is no multiple of
-    # max_cols, so that a flow has a partial group of columns in its middle.
-    Look("long", "full", length=131, n_decode=2, max_cols=33, chunk=50, seed=13),
-    Look("serial", "full", length=21, max_cols=8, path="serial", kv_type_k="f32", seed=14),
-    Look("short", "full", length=1, n_decode=6, seed=15),
+    # The default MAX_COLS, a group of one column behind a full one, and every position of the
+    # context: longer than four tiles of keys and than a block of 128 threads.
+    Look("long", "full", length=CONTEXT - 5, n_decode=5, max_cols=40, chunk=41, seed=13),
+    Look("serial", "full", length=45, max_cols=40, path="serial", kv_type_k="f32", seed=14),
+    Look("short", "full", length=1, n_decode=6, kv_type_k="f32", kv_type_v="f32", seed=15),
+    Look("wide", "full", length=70, max_cols=64, kv_type_k="f32", kv_type_v="f32", seed=18),
+    Look("narrow", "full", length=14, max_cols=1, chunk=2, seed=19),
+    Look("groups", "full", length=43, max_cols=2, chunk=40, seed=20),
     Look(
         "checked-again",
         "full",
         length=41,
-        max_cols=16,
+        max_cols=33,
         checking=Checking(shuffle=2, sanitize=True),
         seed=16,
     ),
@@ -133,7 +136,7 @@ def _search(fault: Fault, engine: PatchedEngine, looks: Sequence[Look], blank: O
             verdict = judge(model, look, engine)
         except DeviceError as error:
             text = _line(error)
-            if text.startswith("compile:"):
+            if is_environment(text):
                 return replace(blank, dead=text)
             named = {"state": "error", "link": text, "red": ("device error",)}
             return _judged(fault, blank, look, named)
@@ -145,6 +148,14 @@ def _search(fault: Fault, engine: PatchedEngine, looks: Sequence[Look], blank: O
         if verdict.state is not State.OK:
             return _judged(fault, blank, look, _facts(verdict))
     return blank
+
+
+def is_environment(text: str) -> bool:
+    """True for device errors before any kernel ran: a compiler, a disk or a memory that failed.
+
+    They say nothing about what was planted.
+    """
+    return text.startswith(("compile:", "hipModuleLoad", "hipMalloc", "hipHostMalloc", "hiprtc"))
 
 
 def _judged(fault: Fault, blank: Outcome, look: Look, facts: dict[str, Any]) -> Outcome:
