@@ -61,8 +61,9 @@ class EndToEnd:
 
     The first term measures how this model and prompt amplify float32 rounding, whatever its order:
     the largest of several samples, because one alone is small by luck for one token in a hundred of
-    a recurrent model. The factor covers an order of summation other than the reference's and the maximum over other
-    elements. The second is the declared rounding of the KV cache: a last-bit difference before the
+    a recurrent model. The factor covers an order of summation other than the reference's and the
+    maximum over other elements. The second is the declared rounding of the KV cache: a last-bit
+    difference before the
     rounding flips a code of the storage type, which moves by one unit in the last place, twice the
     largest rounding error. Few codes flip, but in a short prompt one alone can move the logits by
     as much as rounding all of them does.
