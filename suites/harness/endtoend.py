@@ -1,8 +1,8 @@
 """The references of one run and what they say about logits: the value and the end-to-end limit.
 
 The references share one set of dequantised weights: float64, float32, float32 again with embeddings
-moved by one unit in the last place (a single sample of what rounding does can be small by luck), and
-float64 with a float32 KV cache (left out where the cache is float32 already).
+moved by one unit in the last place (a single sample of what rounding does can be small by luck),
+and float64 with a float32 KV cache (left out where the cache is float32 already).
 """
 
 from collections.abc import Sequence
