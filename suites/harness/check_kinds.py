@@ -216,6 +216,12 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged", "invalid"),
     ),
     CheckKind(
+        "entry-points",
+        "production entry points",
+        "what generation calls, and a second turn without a reset, give what was judged",
+        ("diverged", "invalid"),
+    ),
+    CheckKind(
         "routing",
         "routing: engine against reference",
         "tokens go to the reference's experts, or to ones that rounding can't tell from them",

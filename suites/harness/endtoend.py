@@ -19,6 +19,7 @@ from suites.harness.compare import Array
 from suites.harness.protocol import Progress
 from suites.harness.routing import Choices, FollowingReference, RoutingJudge
 from suites.harness.tolerances import END_TO_END
+from suites.harness.verdict import json_number
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,16 @@ class DistanceTrace(Trace):
 
     def record(self, name: str, value: NDArray[Any]) -> None:
         self.distances.append(distance(self._engine, name, value))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "point": entry.point,
+                "max_abs_diff": json_number(entry.max_abs_diff),
+                "reference_max": json_number(entry.reference_max),
+            }
+            for entry in self.distances
+        ]
 
 
 def distance(engine: Trace, name: str, value: NDArray[Any]) -> PointDistance:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reference.delta_net import RecurrentState
 from reference.forward import DenseCache, Reference
 from reference.model import Model
-from reference.model.errors import InputError
+from reference.model.errors import DeviceError, InputError
 from reference.model.sampling import argmax
 from reference.model.trace import Trace
 from suites.harness.kernels import product_rows
@@ -111,7 +111,9 @@ class FakeEngine:
         kv_type_v: str = "f16",
         max_cols: int = 40,
         dense: DenseCache | None = None,
+        batched_prefill: str = "on",
     ) -> None:
+        self.batched_prefill = batched_prefill
         self._reference = Reference(
             model, dtype=np.float32, kv_type_k=kv_type_k, kv_type_v=kv_type_v, dense=dense
         )
@@ -149,6 +151,11 @@ class FakeEngine:
     def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         contents = self._fault.kv(self._reference.kv_contents(layer), layer, self._mode)
         return contents[0], contents[1]
+
+    def prefill(self, tokens: Sequence[int]) -> FakePrefill:
+        if self.batched_prefill == "off":
+            return self.prefill_per_token(tokens)
+        return self.prefill_batched(tokens)
 
     def prefill_per_token(
         self,
@@ -221,6 +228,19 @@ class FakeEngine:
         step = self._fault.stepped(step, self._last_step)
         self._last_step = step
         return step
+
+    def step(self, token: int) -> int:
+        """The token that staging holds; DeviceError where it is none of this very step."""
+        self._mode = "decode"
+        with self._numerics("decode", False):
+            row = self._reference.decode(token)
+        tail = self._tail(self._fault.logits(row.copy(), "decode"), "decode")
+        if tail.staged_stamp != tail.expected_stamp or tail.staged_token < 0:
+            raise DeviceError(
+                f"sampler tail: staging holds token {tail.staged_token} of step "
+                f"{tail.staged_stamp}, expected a token of step {tail.expected_stamp}"
+            )
+        return tail.staged_token
 
     def run_tail(self, logits: NDArray[np.float32]) -> FakeTail:
         return self._tail(logits.copy(), "chosen")

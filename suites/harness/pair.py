@@ -6,7 +6,7 @@ nothing, and says so.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,15 @@ from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.verdict import Check, State, Verdict, check_of, fact
 
 POISON_BITS = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class PairOfRun:
+    """Both prefills of a run. KV contents are compared array by array beside it."""
+
+    per_token: Prefilled
+    batched: Prefilled
+    kv_bits_equal: bool = True
 
 
 def is_exact(path: str) -> bool:

@@ -103,11 +103,19 @@ class Recurrent(Protocol):
 
 
 class JudgedEngine(Protocol):
-    """An engine that holds one sequence."""
+    """An engine that holds one sequence.
+
+    `prefill` and `step` are what generation calls: the mode that `batched_prefill` ("on", "off",
+    "validate") means, and one token decoded of which only the next token is read back.
+    """
 
     @property
     def position(self) -> int: ...
+    @property
+    def batched_prefill(self) -> str: ...
     def reset(self) -> None: ...
+    def prefill(self, tokens: Sequence[int]) -> Prefilled: ...
+    def step(self, token: int) -> int: ...
     def prefill_per_token(
         self,
         tokens: Sequence[int],

@@ -3,6 +3,7 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
+    what production calls, and a second turn ->
     faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
@@ -22,6 +23,7 @@ from suites.harness import pair as pairs
 from suites.harness import steps
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
+from suites.harness.entry_points import Judged, entry_points
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernel_checks, require_path
 from suites.harness.left_behind import LeftBehind
@@ -35,7 +37,7 @@ from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import noise, probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
-from suites.harness.verdict import Check, State, Verdict, behind, check_of, json_number
+from suites.harness.verdict import Check, State, Verdict, behind, check_of
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,6 @@ def validate(
         return verdict
     declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
     return with_self_test(verdict, model, open_copy, tokens, options.modes[-1], declared, say)
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Both prefills of the run. KV contents are compared array by array beside it."""
-
-    per_token: Prefilled
-    batched: Prefilled
-    kv_bits_equal: bool = True
 
 
 class _Run:
@@ -171,13 +164,14 @@ class _Run:
                 tail_check(name, [broken_prefill(result, self._tokens)], exact_logits=exact)
             )
         if len(results) == 2:
-            pair = _Pair(results["per-token"], results["batched"])
+            pair = pairs.PairOfRun(results["per-token"], results["batched"])
             judged = Verdict(tuple(self._checks[first:]))
             self._run["validate_line"] = pairs.validate_line(pair, judged, limit)
         self._checks += local
         self._decode(decoded)
         self._routing()
         self._checks += replayed
+        self._entry_points(results, decoded, limit)
         self._say("chosen logits through the sampler tail")
         vocabulary = self._model.spec.vocab_size
         self._checks.append(probe_check(self._engine, vocabulary, self._generations))
@@ -278,14 +272,7 @@ class _Run:
     def _reference_of_prompt(self, recorded: Trace) -> Expected:
         distances = DistanceTrace(recorded)
         expected = self._references.feed(self._tokens, trace=distances, progress=self._say)
-        self._run["trace_distance"] = [
-            {
-                "point": entry.point,
-                "max_abs_diff": json_number(entry.max_abs_diff),
-                "reference_max": json_number(entry.reference_max),
-            }
-            for entry in distances.distances
-        ]
+        self._run["trace_distance"] = distances.to_json()
         return expected
 
     def _logits(self, result: Prefilled, expected: Expected) -> Check:
@@ -368,6 +355,17 @@ class _Run:
         ran += [(", traced", run.result) for run in traced]
         ran += [(", decoded tokens", self._replayed)] if self._replayed is not None else []
         return kernel_checks(self._model, self._options.path, types, ran, decoded.steps)
+
+    def _entry_points(
+        self, results: dict[str, Prefilled], decoded: steps.Decoded, limit: float
+    ) -> None:
+        vocabulary, path = self._model.spec.vocab_size, self._options.path
+        judged = Judged(self._tokens, results, decoded, path, limit, vocabulary)
+        check, notes = entry_points(
+            self._engine, judged, self._generations, self._broken(), self._say
+        )
+        self._checks.append(check)
+        self._notes += notes
 
     def _routing(self) -> None:
         """Of the prompt, and of the decoded tokens where the replay recorded them."""

@@ -29,7 +29,14 @@ from suites.harness.tail_probe import told_apart
 from suites.harness.traces import compare_traces
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict, check_of, device_failed
-from suites.meta import broken, test_patched_kernel, test_recurrent, test_vacuous, test_validate
+from suites.meta import (
+    broken,
+    test_entry_points,
+    test_patched_kernel,
+    test_recurrent,
+    test_vacuous,
+    test_validate,
+)
 from suites.meta.models import LLAMA, QWEN3, oracle_model, prompt, tiny_model
 
 Judge = Callable[[], Verdict]
@@ -192,6 +199,7 @@ PLANTS: Mapping[str, tuple[str, Judge]] = {
         "another head map in decode",
         _fake(Fault(broken.HEAD_MAP, numerics_mode="decode"), QWEN3),
     ),
+    "entry-points": ("prefill() drops a token", test_entry_points.dropped_token),
     "routing": ("the worst experts", _routing),
     "plants": ("a judge that passes everything", _blind_to_nan),
     "self-test": ("a patch that changes nothing", _self_test),

@@ -230,7 +230,9 @@ def test_every_result_of_a_sound_run_is_counted(modes: tuple[str, ...], n_decode
     probes = checks["sampler tail: chosen logits"].elements
     # Each mode: another prompt, chosen logits, the judged run, traced and untraced.
     replayed = n_decode + 1 if n_decode else 0
-    wanted = len(modes) * 6 + replayed + probes
+    # Production: its prefill where its mode is judged, else one before steps; two turns a mode.
+    production = 2 * len(modes) + ("batched" in modes or n_decode > 0)
+    wanted = len(modes) * 6 + replayed + probes + production
     assert checks["generation stamps advance"].elements == wanted
     assert ("kernels: decode" in checks) is bool(n_decode)
     assert (f"{modes[0]} prefill: no poison left" in checks) is (len(modes) == 1)
