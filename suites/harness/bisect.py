@@ -22,6 +22,7 @@ from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tai
 from suites.harness.bisect_forward import Flows, ForwardFinding
 from suites.harness.bisect_tail import TailFinding
 from suites.harness.bundle import INPUT
+from suites.harness.entry_points import NAME as ENTRY_POINTS
 from suites.harness.protocol import JudgedEngine, Progress
 from suites.harness.rerun import Case
 from suites.harness.validate import Options, validate
@@ -127,6 +128,8 @@ class _Search:
             return self._cache(broken)
         if broken.name.endswith(": recurrent state"):
             return self._said(bisect_words.state(broken))
+        if broken.name == ENTRY_POINTS:
+            return self._said(bisect_words.entry(broken))
         if broken.name.startswith(BITS):
             return self._bits(broken)
         return self._forward(broken, bisect_words.logits(broken))

@@ -61,6 +61,15 @@ def state(broken: Check) -> list[str]:
     return lines
 
 
+def entry(broken: Check) -> list[str]:
+    """An entry of generation that does not give what the judged ones gave."""
+    return [
+        f"What generation calls differs from what was judged: {_said(broken)}.",
+        "The judged prefills and decode steps hold, so look at the entry itself first: what it is "
+        "fed, what it returns, and where its position starts.",
+    ]
+
+
 def bits(broken: Check) -> list[str]:
     """Two runs that must have equal bits."""
     what = f"Every op is within its own limit, but {_said(broken)}."
@@ -143,6 +152,7 @@ GROUPS: tuple[tuple[str, Holds], ...] = (
     ),
     ("the sampler tail of decoding", lambda name: name == "sampler tail: decode"),
     ("ties, NaN and ends in the argmax", lambda name: name == "sampler tail: chosen logits"),
+    ("what generation calls", lambda name: name == "production entry points"),
     ("routing", lambda name: name.startswith("routing: ")),
 )
 

@@ -304,6 +304,19 @@ def test_what_only_decoding_gets_wrong(device: Device) -> None:
         assert text in found.paragraph
 
 
+class _StepReturnsItsInput(Engine):
+    def step(self, token: int) -> int:
+        super().step(token)
+        return token
+
+
+def test_a_wrong_entry_is_named_and_no_op_blamed(device: Device) -> None:
+    found = _bisect(device, engine=_StepReturnsItsInput)
+    assert (found.exit_code, found.forward) == (1, None)
+    assert "What generation calls differs from what was judged: production step " in found.paragraph
+    assert "look at the entry itself first" in found.paragraph
+
+
 class _TracedIsBetter(Engine):
     """Untraced, the prompt is fed backwards."""
 
