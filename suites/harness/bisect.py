@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from reference.forward import DenseCache
 from reference.model import Model
+from reference.model.errors import DeviceError
 from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tail, bisect_words
 from suites.harness.bisect_forward import Flows, ForwardFinding
 from suites.harness.bisect_tail import TailFinding
@@ -25,7 +26,7 @@ from suites.harness.bundle import INPUT
 from suites.harness.protocol import JudgedEngine, Progress
 from suites.harness.rerun import Case
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import Check, State, Verdict
+from suites.harness.verdict import Check, State, Verdict, device_failed
 
 STATES = ("kv_write", "recurrent state")
 BITS = ("prefill pair: ", "decode equals", "eager ")
@@ -48,6 +49,11 @@ class Finding:
     @property
     def exit_code(self) -> int:
         return self.verdict.exit_code
+
+    @property
+    def device_failed(self) -> bool:
+        """True where a device error ended the run: nothing was recorded."""
+        return [check.name for check in self.verdict.checks] == ["device"]
 
     @property
     def kind(self) -> str:
@@ -89,9 +95,7 @@ def bisect(
         dense=dense,
         progress=say,
     )
-    case = Case(
-        tuple(tokens), options.modes[-1], options.path, options.kv_type_k, options.kv_type_v
-    )
+    case = _plain_case(tokens, options)
     if verdict.state is State.OK:
         return Finding(verdict, bisect_words.nothing(verdict), case)
     broken = verdict.first_broken
@@ -99,6 +103,28 @@ def bisect(
         return Finding(verdict, bisect_words.unsupported(verdict), case)
     search = _Search(model, open_engine, verdict, options, flows, case, dense, say)
     return search.finding(broken)
+
+
+def device_ended(
+    error: DeviceError,
+    tokens: Sequence[int],
+    options: Options,
+    stage: str,
+    *,
+    asked_bundle: bool = False,
+) -> Finding:
+    """What can be said of a run that a device error ended in `stage`."""
+    verdict = Verdict((device_failed(error),), run={"tokens": list(tokens), **asdict(options)})
+    case = _plain_case(tokens, options)
+    lines = bisect_words.device(str(error), stage)
+    lines += ["There is no bundle, because nothing was recorded."] if asked_bundle else []
+    return Finding(verdict, " ".join(lines), case)
+
+
+def _plain_case(tokens: Sequence[int], options: Options) -> Case:
+    return Case(
+        tuple(tokens), options.modes[-1], options.path, options.kv_type_k, options.kv_type_v
+    )
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Words for what is not an op of the forward pass, and for what a verdict has ruled out."""
 
+import re
 from collections.abc import Callable
 
 from suites.harness.verdict import Check, State, Verdict, counted
@@ -14,6 +15,37 @@ def nothing(verdict: Verdict) -> str:
 
 def unsupported(verdict: Verdict) -> str:
     return f"There is nothing to bisect, because nothing ran: {verdict.summary()}."
+
+
+DEVICE_REPORT = re.compile(
+    r"kernel (?P<kernel>\S+) \(launch (?P<launch>\d+)\)"
+    r"(?:, block (?P<block>\([^)]*\)), thread (?P<thread>[^:]*))?: (?P<cause>.*)"
+)
+LAST_QUEUED = re.compile(r"^(?P<call>\w+) \(last kernel queued: (?P<kernel>[^)]*)\): (?P<cause>.*)")
+
+
+def device(error: str, stage: str) -> list[str]:
+    """A run that a device error ended: kernel, launch, block and thread, cause; in which stage."""
+    text = " ".join(error.split())
+    lines = [
+        "The device failed before the run was done, so nothing is said about what it computed."
+    ]
+    report, queued = DEVICE_REPORT.search(text), LAST_QUEUED.search(text)
+    if report is not None:
+        place = f"kernel {report['kernel']}, launch {report['launch']}"
+        if report["block"] is not None:
+            place += f", block {report['block']}, thread {report['thread']}"
+        lines.append(f"It reports {place}: {report['cause']}.")
+    elif queued is not None:
+        lines.append(
+            f"It reports no kernel; {queued['call']} saw it, and the last kernel queued before was "
+            f"{queued['kernel']}: {queued['cause']}."
+        )
+    else:
+        lines.append(f"It reports: {text}.")
+    if stage:
+        lines.append(f"The last stage that had begun is: {stage.removeprefix('bisect: ')}.")
+    return lines
 
 
 def capital(text: str) -> str:
