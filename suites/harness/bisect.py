@@ -20,7 +20,7 @@ from reference.forward import DenseCache
 from reference.model import Model
 from reference.model.errors import DeviceError
 from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tail, bisect_words
-from suites.harness.bisect_forward import Flows, ForwardFinding
+from suites.harness.bisect_forward import Flows, ForwardFinding, Told
 from suites.harness.bisect_tail import TailFinding
 from suites.harness.bundle import INPUT
 from suites.harness.protocol import JudgedEngine, Progress
@@ -141,10 +141,13 @@ class _Search:
     def finding(self, broken: Check) -> Finding:
         wrong_op = next((check for check in self.verdict.checks if _is_op(check)), None)
         if broken.state is State.INVALID:
-            lines = bisect_words.proves_nothing(broken)
+            lines = bisect_words.proves_nothing(broken, self.verdict)
             if wrong_op is None:
                 return self._said(lines)
-            return self._forward(wrong_op, [*lines, "Apart from that an op is wrong."])
+            follows = "Apart from that an op is wrong."
+            if wrong_op.name.endswith(": rope") and bisect_words.wrong_positions(self.verdict):
+                follows = "It shows in an op as well."
+            return self._forward(wrong_op, [*lines, follows])
         if broken.name.startswith("sampler tail"):
             return self._tail(broken)
         if _is_op(broken):
@@ -161,7 +164,7 @@ class _Search:
         return Finding(self.verdict, self._paragraph(lines), self.case)
 
     def _paragraph(self, lines: Sequence[str]) -> str:
-        return " ".join([*lines, bisect_words.ruled_out(self.verdict)]).strip()
+        return " ".join([*lines, bisect_words.ruled_out(self.verdict, self.options.modes)]).strip()
 
     def _forward(self, broken: Check, before: Sequence[str]) -> Finding:
         case = _case_of(self.verdict, broken, self.case)
@@ -173,12 +176,25 @@ class _Search:
             identities = identities_of(engine, found.kernels)
         finally:
             engine.close()
-        lines = [*before, *bisect_forward.sentences(found)]
+        lines = [*before, *bisect_forward.sentences(found, self._told(broken, found))]
         sound = found.broken is None and not found.logits_wrong and not found.untraced_wrong
         if broken.name.startswith("decode") and sound:
             lines += bisect_words.decode_alone(self.verdict)
         return Finding(
             self.verdict, self._paragraph(lines), case, forward=found, identities=identities
+        )
+
+    def _told(self, broken: Check, found: ForwardFinding) -> Told:
+        case, point = found.case, None if found.broken is None else found.broken.point
+        layer = None if point is None else point.layer
+        again = point is not None and broken.link.partition(" ")[0] == point.name
+        spec = None if layer is None else self.model.spec.layers[layer].delta_net
+        return Told(
+            bisect_words.how(case.mode, len(case.tokens), len(self.case.tokens)),
+            again and bisect_words.both_modes(self.verdict, self.options.modes, broken),
+            bisect_words.wrong_positions(self.verdict),
+            0 if spec is None else spec.conv_kernel,
+            self.flows.chunk if case.mode == "batched" else len(case.tokens),
         )
 
     def _tail(self, broken: Check) -> Finding:
@@ -196,7 +212,7 @@ class _Search:
             engine.close()
         if found is None:
             return self._said(bisect_words.gone(broken))
-        lines = bisect_tail.sentences(found)
+        lines = [*bisect_tail.sentences(found), bisect_words.AGAIN]
         return Finding(
             self.verdict, self._paragraph(lines), self.case, tail=found, identities=identities
         )
@@ -208,7 +224,8 @@ class _Search:
             found = bisect_cache.first_wrong(self.model, engine, case, self.flows, self.say)
         finally:
             engine.close()
-        return self._said([*bisect_words.state(broken), *bisect_cache.sentences(found)])
+        lines = bisect_words.state(broken, again=found is not None)
+        return self._said([*lines, *bisect_cache.sentences(found)])
 
     def _bits(self, broken: Check) -> Finding:
         lines = bisect_words.bits(broken)
