@@ -151,7 +151,8 @@ class _Search:
         if broken.name.startswith("sampler tail"):
             return self._tail(broken)
         if _is_op(broken):
-            return self._forward(broken, [])
+            moved = broken.name.endswith(": rope") and bisect_words.wrong_positions(self.verdict)
+            return self._forward(broken, [bisect_words.right_position(self.verdict)] * moved)
         if broken.name.endswith(": kv_write"):
             return self._cache(broken)
         if broken.name.endswith(": recurrent state"):

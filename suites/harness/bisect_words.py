@@ -69,6 +69,14 @@ def wrong_positions(verdict: Verdict) -> bool:
     )
 
 
+def right_position(verdict: Verdict) -> str:
+    count = len(verdict.run["tokens"])
+    return (
+        f"After a reset and {counted(count, 'token')} the position must be {count}: look at what "
+        "resets it and what advances it."
+    )
+
+
 def how(mode: str, tokens: int, prompt: int) -> str:
     """ "batched prefill of 15 tokens", or what replays decoded tokens after the prompt's."""
     if tokens <= prompt:
@@ -114,11 +122,7 @@ def proves_nothing(broken: Check, verdict: Verdict) -> list[str]:
             "for: look at the dispatch (path, format, column count), not at arithmetic."
         )
     elif name == "prefill pair: two modes of one prompt" and wrong_positions(verdict):
-        count = len(verdict.run["tokens"])
-        lines.append(
-            f"After a reset and {counted(count, 'token')} the position must be {count}: look at "
-            "what resets it and what advances it."
-        )
+        lines.append(right_position(verdict))
     elif name == "prefill pair: separate results":
         lines.append("The two modes handed over one buffer or one generation: look at who owns it.")
     elif name == "prefill pair: no poison left":

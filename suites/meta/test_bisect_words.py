@@ -90,6 +90,15 @@ def test_what_is_said_of_a_planted_fault(
         assert text not in paragraph
 
 
+def test_wrong_positions_of_one_mode_alone(tmp_path: Path) -> None:
+    path = tmp_path / "j.json"
+    options = ["--device", "cpu", "--prefill", "batched", "--json", str(path)]
+    assert cli.main(["bisect", "tiny-qwen3", "--plant", "position-not-reset", *options]) == 1
+    paragraph = json.loads(path.read_text())["paragraph"]
+    assert paragraph.startswith("After a reset and 15 tokens the position must be 15: ")
+    assert "The position that it read is suspect, not rope" in paragraph
+
+
 # --- kernels ------------------------------------------------------------------------------------
 
 
