@@ -7,15 +7,16 @@ from typing import Any
 
 from backend_hip.runtimes import select_runtime
 from reference.model import Model
-from reference.model.errors import InputError
+from reference.model.errors import DeviceError, InputError
 from suites import summary
 from suites.commands import bisect_git, bisect_render, common, tables
 from suites.commands import validate as validating
-from suites.harness.bisect import bisect
+from suites.harness.bisect import Finding, bisect, device_ended
 from suites.harness.bisect_forward import Flows
 from suites.harness.bundle import Bundle, model_of
 from suites.harness.replay import replay
-from suites.harness.verdict import write_json
+from suites.harness.validate import Options
+from suites.harness.verdict import Verdict, write_json
 
 EPILOG = (
     "`accumulated` is how far the engine's own run is from the float64 reference at a point, "
@@ -81,28 +82,68 @@ def _bisect(arguments: argparse.Namespace) -> int:
         raise InputError(f"--bundle is {arguments.bundle}, expected a name that ends in .npz")
     options = validating.read_options(arguments)
     flows = Flows(arguments.chunk or arguments.max_cols, arguments.max_cols)
+    failed: DeviceError | None = None
     with common.ProgressReport() as progress:
-        progress("reading the model")
-        model = common.open_model(arguments, progress)
+        stages = Stages(progress)
+        stages("reading the model")
+        model = common.open_model(arguments, stages)
         common.require_apart("--bundle", arguments.bundle, model.file.path)
         tokens = common.prompt_tokens(arguments, model, options.n_decode)
         positions = len(tokens) + options.n_decode
-        opener = opener_for(arguments, model, positions, progress)
+        opener = opener_for(arguments, model, positions, stages)
         context = common.context_for(model, positions)
-        found = bisect(
-            model, opener, tokens, options, flows, context_length=context, progress=progress
-        )
+        try:
+            found = bisect(
+                model, opener, tokens, options, flows, context_length=context, progress=stages
+            )
+        except DeviceError as error:
+            # What can't be compiled has not run, and has no verdict.
+            if str(error).startswith("compile:"):
+                raise
+            failed = error
+            found = device_ended(
+                error, tokens, options, stages.last, asked_bundle=arguments.bundle is not None
+            )
         verdict = validating.with_run(found.verdict, arguments, model, opener.label)
-        if arguments.bundle is not None and found.exit_code not in (0, 2):
-            progress(f"writing {arguments.bundle}")
-            made = bisect_render.bundle_of(found, verdict, arguments, model, options, context)
-            made.save(arguments.bundle)
-    written = arguments.bundle if found.exit_code not in (0, 2) else None
+        written = _bundle(found, verdict, arguments, model, options, context, stages)
     print(bisect_render.render(found, verdict, model, tables.width(), written))
-    summary.append(summary.section_of("assay bisect", verdict))
+    summary.append(bisect_render.section(found, verdict))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.to_json(found, verdict, written))
+    if failed is not None:
+        raise failed
     return verdict.exit_code
+
+
+class Stages:
+    """A progress that remembers the last stage it was told of."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self.last = ""
+
+    def __call__(self, text: str) -> None:
+        self.last = text
+        self._progress(text)
+
+
+def _bundle(
+    found: Finding,
+    verdict: Verdict,
+    arguments: argparse.Namespace,
+    model: Model,
+    options: Options,
+    context_length: int,
+    progress: Callable[[str], None],
+) -> Path | None:
+    """Writes the bundle that was asked for; where it is, None where there is nothing to keep."""
+    path: Path | None = arguments.bundle
+    if path is None or found.exit_code in (0, 2) or found.device_failed:
+        return None
+    progress(f"writing {path}")
+    made = bisect_render.bundle_of(found, verdict, arguments, model, options, context_length)
+    made.save(path)
+    return path
 
 
 def _check_as_recorded(arguments: argparse.Namespace, meta: Mapping[str, Any]) -> None:
@@ -130,6 +171,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         opener = opener_for(arguments, model, meta["context_length"], progress)
         result = replay(bundle, model, opener, progress)
     print(bisect_render.render_replay(bundle, result, opener.label, tables.width()))
+    summary.append(bisect_render.replay_section(bundle, result, opener.label))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.replay_to_json(bundle, result, opener.label))
     return 1 if result.reproduces else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.model import Model
+from suites import summary
 from suites.commands import tables
 from suites.commands.validate import header
 from suites.harness import new_error
@@ -38,6 +39,18 @@ def render(
         lines += ["", tables.table([_row(error, found) for error in rows], HEADS)]
     lines += ["", *([] if bundle is None else [f"bundle    {bundle}"]), verdict.summary()]
     return "\n".join(lines)
+
+
+def section(found: Finding, verdict: Verdict) -> str:
+    """What broke as a CI's job summary shows it: the verdict, the paragraph, the table."""
+    cell, facts = summary.cell, summary.facts_of(verdict)
+    lines = [f"### {cell(f'assay bisect {facts.model}')}: {facts.state}", "", cell(facts.summary)]
+    if facts.runtime:
+        lines += ["", f"runtime {cell(facts.runtime)}, {facts.elements:,} values compared"]
+    if found.paragraph:
+        lines += ["", cell(found.paragraph)]
+    rows = [_row(error, found) for error in error_rows(found)]
+    return "\n".join([*lines, *(["", summary.markdown_table(HEADS, rows)] if rows else [])])
 
 
 def error_rows(found: Finding) -> list[StageError]:
@@ -220,8 +233,29 @@ def render_replay(bundle: Bundle, result: Replayed, label: str, columns: int) ->
     lines.append(entry("here", f"runtime {label}: {_judged(result.here)}"))
     lines += [entry("note", note) for note in result.notes]
     lines.append(entry("kernels", code_text(result)))
-    lines.append("reproduces" if result.reproduces else "does not reproduce here")
+    lines.append(_answer(result))
     return "\n".join(lines)
+
+
+def _answer(result: Replayed) -> str:
+    return "reproduces" if result.reproduces else "does not reproduce here"
+
+
+def replay_section(bundle: Bundle, result: Replayed, label: str) -> str:
+    """A replay as a CI's job summary shows it."""
+    cell, answer = summary.cell, _answer(result)
+    model = bundle.meta["model"]
+    return "\n".join(
+        [
+            f"### {cell(f'assay bisect --replay {model}')}: {answer}",
+            "",
+            f"bundle: {cell(bundle.meta['summary'])}",
+            "",
+            f"here, runtime {cell(label)}: {cell(_judged(result.here))}",
+            "",
+            *(f"- {cell(note)}" for note in result.notes),
+        ]
+    )
 
 
 def _judged(check: Any) -> str:

@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from reference.forward import DenseCache
 from reference.model import Model
+from reference.model.errors import DeviceError
 from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tail, bisect_words
-from suites.harness.bisect_forward import Flows, ForwardFinding
+from suites.harness.bisect_forward import Flows, ForwardFinding, Told
 from suites.harness.bisect_tail import TailFinding
 from suites.harness.bundle import INPUT
 from suites.harness.entry_points import NAME as ENTRY_POINTS
 from suites.harness.protocol import JudgedEngine, Progress
 from suites.harness.rerun import Case
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import Check, State, Verdict
+from suites.harness.verdict import Check, State, Verdict, device_failed
 
 STATES = ("kv_write", "recurrent state")
 BITS = ("prefill pair: ", "decode equals", "eager ")
@@ -49,6 +50,11 @@ class Finding:
     @property
     def exit_code(self) -> int:
         return self.verdict.exit_code
+
+    @property
+    def device_failed(self) -> bool:
+        """True where a device error ended the run: nothing was recorded."""
+        return [check.name for check in self.verdict.checks] == ["device"]
 
     @property
     def kind(self) -> str:
@@ -90,9 +96,7 @@ def bisect(
         dense=dense,
         progress=say,
     )
-    case = Case(
-        tuple(tokens), options.modes[-1], options.path, options.kv_type_k, options.kv_type_v
-    )
+    case = _plain_case(tokens, options)
     if verdict.state is State.OK:
         return Finding(verdict, bisect_words.nothing(verdict), case)
     broken = verdict.first_broken
@@ -100,6 +104,28 @@ def bisect(
         return Finding(verdict, bisect_words.unsupported(verdict), case)
     search = _Search(model, open_engine, verdict, options, flows, case, dense, say)
     return search.finding(broken)
+
+
+def device_ended(
+    error: DeviceError,
+    tokens: Sequence[int],
+    options: Options,
+    stage: str,
+    *,
+    asked_bundle: bool = False,
+) -> Finding:
+    """What can be said of a run that a device error ended in `stage`."""
+    verdict = Verdict((device_failed(error),), run={"tokens": list(tokens), **asdict(options)})
+    case = _plain_case(tokens, options)
+    lines = bisect_words.device(str(error), stage)
+    lines += ["There is no bundle, because nothing was recorded."] if asked_bundle else []
+    return Finding(verdict, " ".join(lines), case)
+
+
+def _plain_case(tokens: Sequence[int], options: Options) -> Case:
+    return Case(
+        tuple(tokens), options.modes[-1], options.path, options.kv_type_k, options.kv_type_v
+    )
 
 
 @dataclass(frozen=True)
@@ -116,14 +142,18 @@ class _Search:
     def finding(self, broken: Check) -> Finding:
         wrong_op = next((check for check in self.verdict.checks if _is_op(check)), None)
         if broken.state is State.INVALID:
-            lines = bisect_words.proves_nothing(broken)
+            lines = bisect_words.proves_nothing(broken, self.verdict)
             if wrong_op is None:
                 return self._said(lines)
-            return self._forward(wrong_op, [*lines, "Apart from that an op is wrong."])
+            follows = "Apart from that an op is wrong."
+            if wrong_op.name.endswith(": rope") and bisect_words.wrong_positions(self.verdict):
+                follows = "It shows in an op as well."
+            return self._forward(wrong_op, [*lines, follows])
         if broken.name.startswith("sampler tail"):
             return self._tail(broken)
         if _is_op(broken):
-            return self._forward(broken, [])
+            moved = broken.name.endswith(": rope") and bisect_words.wrong_positions(self.verdict)
+            return self._forward(broken, [bisect_words.right_position(self.verdict)] * moved)
         if broken.name.endswith(": kv_write"):
             return self._cache(broken)
         if broken.name.endswith(": recurrent state"):
@@ -138,7 +168,7 @@ class _Search:
         return Finding(self.verdict, self._paragraph(lines), self.case)
 
     def _paragraph(self, lines: Sequence[str]) -> str:
-        return " ".join([*lines, bisect_words.ruled_out(self.verdict)]).strip()
+        return " ".join([*lines, bisect_words.ruled_out(self.verdict, self.options.modes)]).strip()
 
     def _forward(self, broken: Check, before: Sequence[str]) -> Finding:
         case = _case_of(self.verdict, broken, self.case)
@@ -150,12 +180,25 @@ class _Search:
             identities = identities_of(engine, found.kernels)
         finally:
             engine.close()
-        lines = [*before, *bisect_forward.sentences(found)]
+        lines = [*before, *bisect_forward.sentences(found, self._told(broken, found))]
         sound = found.broken is None and not found.logits_wrong and not found.untraced_wrong
         if broken.name.startswith("decode") and sound:
             lines += bisect_words.decode_alone(self.verdict)
         return Finding(
             self.verdict, self._paragraph(lines), case, forward=found, identities=identities
+        )
+
+    def _told(self, broken: Check, found: ForwardFinding) -> Told:
+        case, point = found.case, None if found.broken is None else found.broken.point
+        layer = None if point is None else point.layer
+        again = point is not None and broken.link.partition(" ")[0] == point.name
+        spec = None if layer is None else self.model.spec.layers[layer].delta_net
+        return Told(
+            bisect_words.how(case.mode, len(case.tokens), len(self.case.tokens)),
+            again and bisect_words.both_modes(self.verdict, self.options.modes, broken),
+            bisect_words.wrong_positions(self.verdict),
+            0 if spec is None else spec.conv_kernel,
+            self.flows.chunk if case.mode == "batched" else len(case.tokens),
         )
 
     def _tail(self, broken: Check) -> Finding:
@@ -173,7 +216,7 @@ class _Search:
             engine.close()
         if found is None:
             return self._said(bisect_words.gone(broken))
-        lines = bisect_tail.sentences(found)
+        lines = [*bisect_tail.sentences(found), bisect_words.AGAIN]
         return Finding(
             self.verdict, self._paragraph(lines), self.case, tail=found, identities=identities
         )
@@ -185,7 +228,8 @@ class _Search:
             found = bisect_cache.first_wrong(self.model, engine, case, self.flows, self.say)
         finally:
             engine.close()
-        return self._said([*bisect_words.state(broken), *bisect_cache.sentences(found)])
+        lines = bisect_words.state(broken, again=found is not None)
+        return self._said([*lines, *bisect_cache.sentences(found)])
 
     def _bits(self, broken: Check) -> Finding:
         lines = bisect_words.bits(broken)

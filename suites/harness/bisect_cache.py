@@ -1,6 +1,7 @@
 """A KV cache that does not hold what was recorded before the write: where, and what it holds."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from reference.kv_cache import storage_type
 from reference.model import Model
 from suites.harness.bisect_forward import Flows
 from suites.harness.compare import Array, same_bits
-from suites.harness.damage import Damage, Layout, describe
+from suites.harness.damage import Damage, Layout, describe, runs
 from suites.harness.kv import KVSnapshot, snapshot
 from suites.harness.protocol import JudgedEngine, Progress
 from suites.harness.rerun import Case, LaunchTrace, run_engine
@@ -17,12 +18,17 @@ from suites.harness.rules_attention import stored_value
 
 @dataclass(frozen=True)
 class WrongCache:
-    """The first of K and V, layer by layer, that differs from the recorded point `source`."""
+    """The first of K and V, layer by layer, that differs from the recorded point `source`.
+
+    `wrong` and `right` are all that differ and all that do not, as ("K", layer).
+    """
 
     letter: str
     layer: int
     source: str
     damage: Damage
+    wrong: tuple[tuple[str, int], ...] = ()
+    right: tuple[tuple[str, int], ...] = ()
 
 
 def first_wrong(
@@ -33,6 +39,8 @@ def first_wrong(
     trace = run_engine(engine, model, case)
     held = snapshot(engine, model.spec)
     batched = case.mode == "batched"
+    first: WrongCache | None = None
+    sides: dict[bool, list[tuple[str, int]]] = {True: [], False: []}
     for layer, contents in held.items():
         layout = Layout(
             len(case.tokens),
@@ -45,12 +53,16 @@ def first_wrong(
         for letter, stem, kind, got in zip("KV", stems, kinds, contents, strict=True):
             source = f"{stem}-{layer}"
             want = trace[source].astype(storage_type("kv type", kind)).reshape(got.shape)
-            if not same_bits(got, want):
+            same = same_bits(got, want)
+            sides[same].append((letter, layer))
+            if first is None and not same:
                 exact = want.astype(np.float64)
                 others = _others(trace, held, source, got)
                 damage = describe(got, exact, np.zeros_like(exact), layout, others)
-                return WrongCache(letter, layer, source, damage)
-    return None
+                first = WrongCache(letter, layer, source, damage)
+    if first is None:
+        return None
+    return replace(first, wrong=tuple(sides[False]), right=tuple(sides[True]))
 
 
 def _others(trace: LaunchTrace, held: KVSnapshot, source: str, got: Array) -> dict[str, Array]:
@@ -69,4 +81,21 @@ def sentences(found: WrongCache | None) -> list[str]:
         return ["It did not come again in a second run."]
     text = str(found.damage).replace("are above their limit", "have other bits")
     text = text.replace("they are the input", "they are the value of")
-    return [f"Of {found.letter} in layer {found.layer}, against {found.source}: {text}."]
+    lines = [f"Of {found.letter} in layer {found.layer}, against {found.source}: {text}."]
+    others = [side for side in found.wrong if side != (found.letter, found.layer)]
+    if others:
+        lines.append(f"Wrong too: {_sides(others)}.")
+    if found.right:
+        lines.append(f"Right: {_sides(found.right)}.")
+    return lines
+
+
+def _sides(sides: Sequence[tuple[str, int]]) -> str:
+    """ "K of layers 0 to 2; V of layer 1"."""
+    texts = []
+    for letter in "KV":
+        layers = [layer for one, layer in sides if one == letter]
+        if layers:
+            noun = "layer" if len(layers) == 1 else "layers"
+            texts.append(f"{letter} of {noun} {runs(layers)}")
+    return "; ".join(texts)

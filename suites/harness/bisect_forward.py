@@ -1,15 +1,18 @@
 """Localises a fault of the forward pass (damage, new error, hybrids) and says it in words."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from reference.forward import DenseCache
 from reference.model import Model
 from reference.model.spec import LayerSpec
 from reference.model.trace import TracePoint
 from suites.harness import hybrid, new_error
+from suites.harness.bisect_kernels import kernels_text, launched
 from suites.harness.compare import compare_logits
 from suites.harness.damage import Damage, Layout, describe
 from suites.harness.damage_sums import wrong_part
@@ -138,12 +141,6 @@ def _heads(point: TracePoint, layer: LayerSpec | None) -> int:
     return point.shape[0] if len(point.shape) > 1 else 1
 
 
-def launched(trace: LaunchTrace, name: str) -> tuple[str, ...]:
-    """The registry rows whose kernels ran between the point before and this one."""
-    keys: Mapping[Any, int] = trace.launched.get(name, {})
-    return tuple(sorted(" ".join(part for part in key if part) for key in keys))
-
-
 def _wrong(judged: Judged, logits: Any) -> bool:
     expected = judged.expected
     return not compare_logits(logits, expected.logits[-1], float(expected.limits[-1])).ok
@@ -178,24 +175,76 @@ def _hybrids(
 # --- words --------------------------------------------------------------------------------------
 
 
-def sentences(found: ForwardFinding) -> list[str]:
+@dataclass(frozen=True)
+class Told:
+    """What is known of the run besides: `how` it is called, in words; whether `both_modes` break
+    at the same point; whether `positions` were wrong when it ran; `taps` of the layer's convolution
+    (0: none) and the engine's tokens a flow."""
+
+    how: str
+    both_modes: bool = False
+    positions: bool = False
+    taps: int = 0
+    chunk: int = 1
+
+
+def sentences(found: ForwardFinding, told: Told) -> list[str]:
     """What broke, where, the shape of the damage, what the hybrids say; in plain words."""
-    case, broken = found.case, found.broken
-    how = f"{case.mode} prefill of {counted(len(case.tokens), 'token')}"
+    broken = found.broken
     if broken is None:
-        return _nothing_local(found, how)
-    kernels = f", kernels {', '.join(found.kernels)}" if found.kernels else ""
-    lines = [
-        f"{place_of(broken.point)} breaks first, in the {how}: the op {broken.op} that makes "
-        f"{broken.point.name}{kernels} does not give what it should from the inputs that it read."
-    ]
+        return _nothing_local(found, told.how)
+    where = f"in the {told.how}"
+    if told.both_modes:
+        where = f"in both prefill modes (what follows is of the {told.how})"
+    lines = [f"{place_of(broken.point)} breaks first, {where}: {_blamed(found, broken, told)}"]
     if found.damage is not None:
         text = str(found.damage)
         text = f"{text}; {found.part}" if found.part and not found.damage.values else text
         lines.append(f"{text[0].upper()}{text[1:]}.")
+        lines += suspect_state(broken.op, found.damage, told)
     else:
         lines.append(f"{broken.check.detail}.")
     return [*lines, *_new(found, broken), found.hybrids.text()]
+
+
+def _blamed(found: ForwardFinding, broken: PointCheck, told: Told) -> str:
+    kernels = kernels_text(found.kernels)
+    if told.positions and broken.op == "rope":
+        behind = f" ({kernels})" if kernels else ""
+        return (
+            f"the op rope that makes {broken.point.name} does not give what it should at the "
+            f"tokens' own positions. The position that it read is suspect, not rope{behind}."
+        )
+    if not kernels:
+        return (
+            f"the op {broken.op} that makes {broken.point.name} does not give what it should from "
+            "the inputs that it read."
+        )
+    does = "does not give what it should from the inputs that it read"
+    if len(found.kernels) > 1:
+        does = "do not give what they should from the inputs that they read"
+    return f"the op {broken.op} makes {broken.point.name}, and its {kernels} {does}."
+
+
+def suspect_state(op: str, damage: Damage, told: Told) -> list[str]:
+    """Damage at the first tokens alone, of an op that reads a state from before them."""
+    hit = np.flatnonzero(damage.mask.any(axis=(1, 2)))
+    first = np.array_equal(hit, np.arange(len(hit))) and len(hit) < len(damage.mask)
+    if op == "convolution":
+        first = first and len(hit) == told.taps - 1
+    elif op == "delta_rule":
+        first = first and len(hit) < told.chunk
+    else:
+        return []
+    if not first:
+        return []
+    where = f"Only the first {counted(len(hit), 'token')} are damaged, which read"
+    if op == "delta_rule":
+        where = "The damage starts at token 0 and ends in the first chunk, which reads"
+    return [
+        f"{where} the state of before token 0: that state is suspect (it must be zero after a "
+        "reset), before the kernel is."
+    ]
 
 
 def place_of(point: TracePoint) -> str:
@@ -241,9 +290,10 @@ def _new(found: ForwardFinding, broken: PointCheck) -> list[str]:
     else:
         text = f"Fed the reference's values, {first.point.name} ({first.op}) adds {times} its limit"
     others = [error for error in found.errors if error.broken and error is not first]
-    more = f"; {counted(len(others), 'later point')} of the same run add more than theirs too"
+    does = "adds more than its limit" if len(others) == 1 else "add more than theirs"
+    more = f"; {counted(len(others), 'later point')} of the same run {does} too"
     ops = sorted({error.op for error in others})
-    more += f" (ops {', '.join(ops)})" if ops else ""
+    more += f" ({'op' if len(ops) == 1 else 'ops'} {', '.join(ops)})"
     return [text + (more if others else "; every other point adds less than its own limit") + "."]
 
 

@@ -1,6 +1,7 @@
 """Words for what is not an op of the forward pass, and for what a verdict has ruled out."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from suites.harness.verdict import Check, State, Verdict, counted
 
@@ -16,11 +17,96 @@ def unsupported(verdict: Verdict) -> str:
     return f"There is nothing to bisect, because nothing ran: {verdict.summary()}."
 
 
+AGAIN = (
+    "These figures are of a second run, in an engine of its own: its tokens and stamps need not be "
+    "those of the verdict."
+)
+
+DEVICE_REPORT = re.compile(
+    r"kernel (?P<kernel>\S+) \(launch (?P<launch>\d+)\)"
+    r"(?:, block (?P<block>\([^)]*\)), thread (?P<thread>[^:]*))?: (?P<cause>.*)"
+)
+LAST_QUEUED = re.compile(r"^(?P<call>\w+) \(last kernel queued: (?P<kernel>[^)]*)\): (?P<cause>.*)")
+
+
+def device(error: str, stage: str) -> list[str]:
+    """A run that a device error ended: kernel, launch, block and thread, cause; in which stage."""
+    text = " ".join(error.split())
+    lines = [
+        "The device failed before the run was done, so nothing is said about what it computed."
+    ]
+    report, queued = DEVICE_REPORT.search(text), LAST_QUEUED.search(text)
+    if report is not None:
+        place = f"kernel {report['kernel']}, launch {report['launch']}"
+        if report["block"] is not None:
+            place += f", block {report['block']}, thread {report['thread']}"
+        lines.append(f"It reports {place}: {report['cause']}.")
+    elif queued is not None:
+        lines.append(
+            f"It reports no kernel; {queued['call']} saw it, and the last kernel queued before was "
+            f"{queued['kernel']}: {queued['cause']}."
+        )
+    else:
+        lines.append(f"It reports: {text}.")
+    if stage:
+        lines.append(f"The last stage that had begun is: {stage.removeprefix('bisect: ')}.")
+    return lines
+
+
 def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def proves_nothing(broken: Check) -> list[str]:
+AT_POSITION = re.compile(r"\bis at position \d+|\bposition (\d+) and (\d+)")
+
+
+def wrong_positions(verdict: Verdict) -> bool:
+    """True where a check says that the engine stood at another position than it should."""
+    return any(
+        check.state is not State.OK and AT_POSITION.search(check.detail)
+        for check in verdict.checks
+        if check.name.startswith(("prefill pair: two modes", "sampler tail: "))
+    )
+
+
+def right_position(verdict: Verdict) -> str:
+    count = len(verdict.run["tokens"])
+    return (
+        f"After a reset and {counted(count, 'token')} the position must be {count}: look at what "
+        "resets it and what advances it."
+    )
+
+
+def how(mode: str, tokens: int, prompt: int) -> str:
+    """ "batched prefill of 15 tokens", or what replays decoded tokens after the prompt's."""
+    if tokens <= prompt:
+        return f"{mode} prefill of {counted(tokens, 'token')}"
+    return (
+        f"replay of {prompt} prompt and {tokens - prompt} decoded tokens as one {mode} prefill "
+        f"({tokens} tokens)"
+    )
+
+
+def _local_head(mode: str, modes: Sequence[str]) -> str:
+    """What the names of a mode's local checks begin with: the last mode's are not named."""
+    return "local" if mode == modes[-1] else f"local, {mode}"
+
+
+def both_modes(verdict: Verdict, modes: Sequence[str], broken: Check) -> bool:
+    """True where the other prefill mode breaks at the point that `broken` names, by its own op."""
+    head, _, op = broken.name.partition(": ")
+    heads = [_local_head(mode, modes) for mode in modes]
+    others = {f"{other}: {op}" for other in heads if other != head}
+    point = broken.link.partition(" ")[0]
+    return head in heads and any(
+        check.name in others
+        and check.state is State.DIVERGED
+        and check.link.partition(" ")[0] == point
+        for check in verdict.checks
+    )
+
+
+def proves_nothing(broken: Check, verdict: Verdict) -> list[str]:
     """Why a run can't prove anything, and what to look at."""
     lines = [f"The run proves nothing: {_said(broken)}."]
     name = broken.name
@@ -35,6 +121,8 @@ def proves_nothing(broken: Check) -> list[str]:
             "The kernels that multiplied are not those of the path and formats that were asked "
             "for: look at the dispatch (path, format, column count), not at arithmetic."
         )
+    elif name == "prefill pair: two modes of one prompt" and wrong_positions(verdict):
+        lines.append(right_position(verdict))
     elif name == "prefill pair: separate results":
         lines.append("The two modes handed over one buffer or one generation: look at who owns it.")
     elif name == "prefill pair: no poison left":
@@ -47,9 +135,13 @@ def proves_nothing(broken: Check) -> list[str]:
     return lines
 
 
-def state(broken: Check) -> list[str]:
-    """Keys and values, or a recurrent state, that are not what was recorded."""
-    lines = [f"What the sequence leaves behind is wrong: {_said(broken)}."]
+def state(broken: Check, *, again: bool = False) -> list[str]:
+    """Keys and values, or a recurrent state, that are not what was recorded.
+
+    `again`: the figures of a second run follow, so the verdict's own are left out.
+    """
+    what = broken.link if again else _said(broken)
+    lines = [f"What the sequence leaves behind is wrong: {what}."]
     if broken.name.endswith("kv_write"):
         lines.append(
             "Every op up to the keys and values is right; what the cache holds is not what was "
@@ -122,8 +214,11 @@ def gone(broken: Check) -> list[str]:
 
 def _said(check: Check) -> str:
     """The check's own words, with its place and figures."""
+    place, bracket, rest = check.where.partition(" [")
+    # The link may end with the tensor that the place begins with.
+    where = f"at [{rest}" if bracket and check.link.endswith(place) else check.where
     parts = [check.link]
-    parts += [text for text in (check.where, check.detail) if text and text not in check.link]
+    parts += [text for text in (where, check.detail) if text and text not in check.link]
     return "; ".join(dict.fromkeys(parts))
 
 
@@ -157,9 +252,22 @@ GROUPS: tuple[tuple[str, Holds], ...] = (
 )
 
 
-def ruled_out(verdict: Verdict) -> str:
-    """What was checked and is right, in a sentence; empty where nothing is."""
+def _right_modes(verdict: Verdict, modes: Sequence[str]) -> list[str]:
+    """The traced runs whose ops are all right, where those of another run are not."""
+    heads = {_local_head(mode, modes): f"the {mode} prefill" for mode in modes}
+    heads["local, decoded positions"] = "the replay of the decoded tokens"
     right = []
+    for head, words in heads.items():
+        ops = [c for c in verdict.checks if c.name.startswith(f"{head}: ") and _op(c.name)]
+        if ops and all(check.state is State.OK for check in ops):
+            right.append(f"every op of {words}")
+    return right
+
+
+def ruled_out(verdict: Verdict, modes: Sequence[str]) -> str:
+    """What was checked and is right, in a sentence; empty where nothing is."""
+    ops = [check for check in verdict.checks if _op(check.name)]
+    right = [] if all(c.state is State.OK for c in ops) else _right_modes(verdict, modes)
     for words, holds in GROUPS:
         mine = [check for check in verdict.checks if holds(check.name)]
         if mine and all(check.state is State.OK for check in mine):

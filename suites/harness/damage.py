@@ -19,7 +19,7 @@ STRIPE = 8
 """Elements that a lane takes at a time in a kparallel product (kernels/dot.h)."""
 BLOCKS = (256, 32)
 """Elements of a k-quant's block, and of its parts and the simple formats' blocks."""
-SHOWN_RUNS = 4
+SHOWN_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,8 @@ def tokens_text(rows: NDArray[np.int64], count: int, layout: Layout) -> str:
         return pattern
     first, end = int(tokens[0]), int(tokens[-1])
     if end - first + 1 == len(tokens):
+        if len(tokens) == count - 1:
+            return f"at all tokens but the {'first' if end == last else 'last'}"
         if end == last:
             return f"from token {first} to the last, {last}{_boundary(first, layout)}"
         return f"at tokens {first} to {end}{_boundary(first, layout)}"
@@ -142,7 +144,7 @@ def _boundary(token: int, layout: Layout) -> str:
         return ""
     if token % layout.chunk == 0:
         return f", where chunk {token // layout.chunk} begins (chunks of {layout.chunk})"
-    if token % layout.chunk % layout.columns == 0:
+    if layout.columns > 1 and token % layout.chunk % layout.columns == 0:
         return f", where a group of {layout.columns} columns begins"
     return ""
 
@@ -158,12 +160,13 @@ def _column_pattern(tokens: NDArray[np.int64], last: int, layout: Layout) -> str
     if repeats and len(hit) < len(np.unique(column)):
         noun = "column" if len(hit) == 1 else "columns"
         return f"at {noun} {runs(hit)} of every product of up to {layout.columns} columns"
+    several = last // layout.chunk > layout.first_token // layout.chunk
     edges = {"last": (every + 1) % layout.chunk == 0, "first": every % layout.chunk == 0}
     edges["last"] |= every == last
     for edge, of_chunk in edges.items():
-        if len(tokens) > 1 and np.array_equal(mine, of_chunk):
+        if several and len(tokens) > 1 and np.array_equal(mine, of_chunk):
             return f"at the {edge} token of every chunk (chunks of {layout.chunk})"
-        if len(tokens) > 1 and np.array_equal(mine, ~of_chunk):
+        if several and len(tokens) > 1 and np.array_equal(mine, ~of_chunk):
             return f"at all but the {edge} token of every chunk (chunks of {layout.chunk})"
     count = last + 1
     part = count % layout.chunk
@@ -258,7 +261,7 @@ def _strides(hit: NDArray[np.int64], count: int) -> Iterator[str]:
 
 
 def runs(indices: Sequence[int] | NDArray[np.int64]) -> str:
-    """ "0 to 3, 7 and 9": ascending indices as ranges, the first few of them."""
+    """ "0 to 3, 7 and 9": ascending indices as ranges, the first few and how many indices more."""
     found: list[tuple[int, int]] = []
     for index in (int(i) for i in indices):
         if found and index == found[-1][1] + 1:
@@ -267,7 +270,8 @@ def runs(indices: Sequence[int] | NDArray[np.int64]) -> str:
             found.append((index, index))
     texts = [str(a) if a == b else f"{a} to {b}" if b > a + 1 else f"{a}, {b}" for a, b in found]
     if len(texts) > SHOWN_RUNS:
-        return f"{', '.join(texts[:SHOWN_RUNS])} and more"
+        more = sum(end - first + 1 for first, end in found[SHOWN_RUNS:])
+        return f"{', '.join(texts[:SHOWN_RUNS])} and {more:,} more"
     return " and ".join([", ".join(texts[:-1]), texts[-1]]) if len(texts) > 1 else texts[0]
 
 
@@ -288,7 +292,10 @@ def _worst(got: Array, want: Array, error: Array, limit: Array, layout: Layout) 
     where = f"token {row + layout.first_token}"
     where += f" head {head}" if layout.heads > 1 else ""
     index = (row, head, element)
+    allowed = float(limit[index])
+    # Nine significant digits tell any two float32 apart, which equal bits are about.
+    digits = 7 if allowed else 9
     return (
-        f"worst at {where} element {element}: got {float(got[index]):.7g}, "
-        f"want {float(want[index]):.7g}, allowed {float(limit[index]):.3g}"
+        f"worst at {where} element {element}: got {float(got[index]):.{digits}g}, "
+        f"want {float(want[index]):.{digits}g}, allowed {allowed:.3g}"
     )

@@ -51,11 +51,14 @@ def _not_finite(got: Array, mask: Mask) -> str:
     if poison == len(bad):
         return "they hold the poison of fresh memory: never written, or computed from what was not"
     if nan:
-        texts.append(f"{nan:,} of them are NaN" if nan < len(bad) else "they are NaN")
+        text = f"{nan:,} of them are NaN" if nan < len(bad) else "they are NaN"
+        if poison == nan:
+            text += ", the poison of fresh memory"
+        elif poison:
+            text += f", {poison:,} of these the poison of fresh memory"
+        texts.append(text)
     if infinite:
         texts.append(f"{infinite:,} of them are infinite")
-    if poison:
-        texts.append(f"{poison:,} hold the poison of fresh memory")
     return ", ".join(texts)
 
 

@@ -11,6 +11,7 @@ from backend_hip.device import Device, open_device
 from backend_hip.engine import Engine
 from suites.harness.bisect import Finding, bisect
 from suites.harness.bisect_forward import Flows
+from suites.harness.bisect_words import AGAIN
 from suites.harness.validate import Options
 from suites.harness.verdict import State
 from suites.meta.engine_faults import kernel
@@ -106,7 +107,7 @@ def test_a_kernel_that_breaks_every_layer_spans_them(
     assert hybrids.agreed is None
     assert hybrids.span == ("layer 0", "layer 3")
     assert found.paragraph.count("ffn_act-0") == 2
-    assert "3 later points of the same run add more than theirs too (ops activation)" in (
+    assert "3 later points of the same run add more than theirs too (op activation)" in (
         found.paragraph
     )
     assert "The hybrids span layer 0 to layer 3: " in found.paragraph
@@ -152,6 +153,11 @@ def test_a_fault_that_starts_after_the_prompt(
     assert found.forward is not None
     assert found.forward.damage is not None
     assert "from token 21 to the last, 22" in found.forward.damage.tokens
+    for text in (
+        "in the replay of 21 prompt and 2 decoded tokens as one batched prefill (23 tokens): the ",
+        "Checked and right: every op of the per-token prefill, every op of the batched prefill, ",
+    ):
+        assert text in found.paragraph
     assert found.forward.damage.values == "got is want x 1.01"
 
 
@@ -181,7 +187,7 @@ def test_a_stale_argmax_is_told_in_words(device: Device, monkeypatch: pytest.Mon
         "In the batched prefill the first broken link is the device argmax.",
         f"its stamp is old, {tail.device_stamp}, expected {tail.expected_stamp}",
         "the staging stamp is old too",
-        f"token {tail.staged_token} with stamp {tail.staged_stamp}, a stale argmax.",
+        f"token {tail.staged_token} with stamp {tail.staged_stamp}, a stale argmax. {AGAIN}",
         "every op of the forward pass on the inputs that it read",
     ):
         assert text in found.paragraph
@@ -277,6 +283,8 @@ def test_a_wrong_cache_behind_right_keys(device: Device) -> None:
     assert "What the sequence leaves behind is wrong: " in found.paragraph
     assert "K of layer 1" in found.paragraph
     assert "Every op up to the keys and values is right" in found.paragraph
+    assert "is wrong: KV write: K of layer 1. Every op" in found.paragraph
+    assert "Right: K of layer 0; V of layers 0, 1. Checked" in found.paragraph
     assert (
         "Of K in layer 1, against Kcur_pos-1: 64 of 1,344 elements have other bits: at token 20 "
         "only, the last, in every head; they are 0;"
@@ -296,7 +304,8 @@ def test_what_only_decoding_gets_wrong(device: Device) -> None:
     found = _bisect(device, engine=_OldPosition)
     assert found.exit_code == 1
     for text in (
-        "the batched prefill of 23 tokens is right: every op is within its own limit",
+        "the replay of 21 prompt and 2 decoded tokens as one batched prefill (23 tokens) is right: "
+        "every op is within its own limit",
         "A run without a trace is right as well",
         "So it is decoding alone that is wrong: its graph is replayed once a token",
         "Logits after 2 decode steps differ from a prefill of the same tokens",

@@ -1,6 +1,9 @@
 """Repro bundles through the command line: written, replayed with and without the fault, damaged."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suites import cli
+from reference.model.errors import DeviceError
+from suites import cli, summary
+from suites.commands import bisect as command
 from suites.commands.bisect_render import SCHEMA_PATH
+from suites.harness import bisect_words
 from suites.harness.bundle import Bundle
 from suites.meta.engine_faults import kernel
 from suites.meta.test_bisect import plant_column_shift, plant_stale_argmax
@@ -65,6 +71,79 @@ def test_a_sound_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+DEVICE_REPORT = (
+    "It reports kernel argmax, launch ",
+    "its result depends on the order in which the threads of a block run",
+    "a barrier is missing",
+    "The last stage that had begun is: engine batched prefill.",
+    "There is no bundle, because nothing was recorded.",
+)
+
+
+def test_a_device_error_leaves_header_paragraph_json_and_one_line(tmp_path: Path) -> None:
+    """In a process of its own, because a device that has failed stays so."""
+    bundle, written = tmp_path / "b.npz", tmp_path / "j.json"
+    options = ("--plant", "argmax-barrier-missing", "--shuffle", "1")
+    command = [sys.executable, "-m", "suites", "bisect", *RUN, *options]
+    printed = subprocess.run(
+        [*command, "--bundle", str(bundle), "--json", str(written)],
+        env={**os.environ, summary.VARIABLE: str(tmp_path / "s.md")},
+        cwd=Path(cli.__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert printed.returncode == 3
+    assert printed.stdout.startswith("model     oracle-qwen3")
+    assert printed.stdout.splitlines()[-1].startswith("invalid: ")
+    assert printed.stderr.splitlines()[-1].startswith("assay: hip")
+    assert "Traceback" not in printed.stderr
+    assert not bundle.exists()
+    document = _document(written)
+    assert (document["state"], document["exit_code"], document["bundle"]) == ("invalid", 3, None)
+    assert document["verdict"]["first_broken"] == "device"
+    markdown = (tmp_path / "s.md").read_text()
+    assert markdown.startswith("### assay bisect oracle-qwen3: invalid")
+    for text in DEVICE_REPORT:
+        assert text in document["paragraph"]
+        assert text in " ".join(printed.stdout.split())
+        assert text in markdown
+
+
+def test_the_words_of_a_device_error() -> None:
+    """A report of the emulator, of a GPU that knows the last kernel alone, and neither."""
+    stray = (
+        "hipStreamSynchronize (last kernel queued: add): hipErrorIllegalAddress, an illegal memory "
+        "access: kernel add (launch 37), block (0, 1, 0), thread 5: write past the end"
+    )
+    assert "It reports kernel add, launch 37, block (0, 1, 0), thread 5: write past the end." in (
+        bisect_words.device(stray, "bisect: engine without a trace")
+    )
+    lines = bisect_words.device(stray.partition(": kernel ")[0], "bisect: engine without a trace")
+    assert lines[1] == (
+        "It reports no kernel; hipStreamSynchronize saw it, and the last kernel queued before was "
+        "add: hipErrorIllegalAddress, an illegal memory access."
+    )
+    assert lines[2] == "The last stage that had begun is: engine without a trace."
+    assert bisect_words.device("hipMalloc: out of memory", "")[1:] == [
+        "It reports: hipMalloc: out of memory."
+    ]
+
+
+def test_what_can_not_be_compiled_has_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise DeviceError("compile: argmax.hip failed")
+
+    monkeypatch.setattr(command, "bisect", refuse)
+    assert _main("bisect", *RUN, "--json", tmp_path / "j.json") == 3
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1] == "assay: compile: argmax.hip failed"
+    assert not (tmp_path / "j.json").exists()
+
+
 @pytest.mark.parametrize(
     ("plant", "point", "code"),
     [
@@ -107,6 +186,23 @@ def test_a_broken_op_replays_where_the_fault_is_and_only_there(
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["schema"] == "assay.bisect.replay"
     assert not document["reproduces"]
+
+
+def test_a_job_summary_has_the_paragraph_and_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    markdown, path = tmp_path / "s.md", tmp_path / "b.npz"
+    monkeypatch.setenv(summary.VARIABLE, str(markdown))
+    assert _bundle_of(_dispatch_fault, path) == 1
+    text = markdown.read_text()
+    for part in ("Layer 2 breaks first", "new of limit", "breaks first", "linear"):
+        assert part in text
+    assert "sampler tail: chosen logits" not in text
+    markdown.unlink()
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 0
+    lines = markdown.read_text().splitlines()
+    assert lines[0] == "### assay bisect --replay oracle-qwen3: does not reproduce here"
+    assert "within today's limits" in markdown.read_text()
 
 
 def test_a_stale_argmax_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

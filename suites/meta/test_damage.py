@@ -63,6 +63,16 @@ EVERY = slice(None)
             [i for i in range(ROWS) if (i + 1) % 8 and i != ROWS - 1],
             "at all but the last token of every chunk (chunks of 8)",
         ),
+        (Layout(ROWS, chunk=40, columns=40), slice(1, 21), "at all tokens but the first"),
+        (Layout(ROWS, chunk=40, columns=40), slice(0, 20), "at all tokens but the last"),
+        (Layout(ROWS), slice(1, 21), "at all tokens but the first"),
+        (CHUNKED, slice(1, 21), "at all tokens but the first"),
+        (
+            CHUNKED,
+            [i for i in range(ROWS) if i % 8],
+            "at all but the first token of every chunk (chunks of 8)",
+        ),
+        (Layout(ROWS, chunk=40, columns=1), slice(3, 9), "at tokens 3 to 8"),
         (CHUNKED, [0, 8, 16], "at the first token of every chunk (chunks of 8)"),
         (Layout(ROWS), slice(5, 21), "from token 5 to the last, 20"),
         (Layout(ROWS), slice(0, 21, 5), "at every 5th token from 0 to 20"),
@@ -191,6 +201,29 @@ def test_poison_is_told_from_another_nan() -> None:
     found = describe(got, want, np.abs(want), Layout(ROWS))
     assert found.values.startswith("they hold the poison of fresh memory")
     assert (found.bad, found.tokens) == (SIZE, "at token 4 only")
+
+
+def test_counts_of_nan_and_poison_do_not_overlap_unsaid() -> None:
+    want = _want()
+    got = want.astype(np.float32)
+    got[4] = np.nan
+    got[5].view(np.uint32)[:] = 0xFFFFFFFF
+    found = describe(got, want, np.abs(want), Layout(ROWS))
+    assert found.values == f"they are NaN, {SIZE} of these the poison of fresh memory"
+    got[6] = np.inf
+    found = describe(got, want, np.abs(want), Layout(ROWS))
+    assert found.values == (
+        f"{2 * SIZE} of them are NaN, {SIZE} of these the poison of fresh memory, "
+        f"{SIZE} of them are infinite"
+    )
+
+
+def test_bits_are_shown_to_the_last_digit() -> None:
+    want = np.full((1, 1), np.float32(1.58492494))
+    got = np.nextafter(want, np.float32(2))
+    assert describe(got, want, np.zeros((1, 1)), Layout(1)).worst.endswith(
+        "got 1.58492506, want 1.58492494, allowed 0"
+    )
 
 
 def test_what_is_finite_beside_nan_is_described_too() -> None:
@@ -323,9 +356,18 @@ def test_any_mask_is_counted_and_described(rows: set[int], elements: set[int]) -
 @given(st.sets(st.integers(0, 40), min_size=1))
 def test_runs_name_what_they_cover(indices: set[int]) -> None:
     text = runs(sorted(indices))
+    listed, more = text, 0
+    if text.endswith(" more"):
+        listed, _, number = text.removesuffix(" more").rpartition(" and ")
+        more = int(number)
     covered: set[int] = set()
-    for part in text.removesuffix(" and more").replace(" and ", ", ").split(", "):
+    for part in listed.replace(" and ", ", ").split(", "):
         first, _, last = part.partition(" to ")
         covered |= set(range(int(first), int(last or first) + 1))
     assert covered <= indices
-    assert text.endswith("more") or covered == indices
+    assert len(covered) + more == len(indices)
+
+
+def test_at_most_three_runs_are_listed() -> None:
+    assert runs([0, 1, 2, 5, 9]) == "0 to 2, 5 and 9"
+    assert runs([0, 1, 2, 5, 9, 11, 12]) == "0 to 2, 5, 9 and 2 more"
