@@ -32,7 +32,8 @@ def add(subparsers: Any) -> None:
         description="Validates MODEL and, where the verdict is not ok, looks for what broke first, "
         "where, and what the damage looks like. Exit code: that of the verdict, 0 where there is "
         "nothing to bisect. With --replay FILE: 1 where the bundle reproduces here, 0 where it "
-        "does not. With --git GOOD BAD: which commit broke it.",
+        "does not, 3 where its own record shows no fault. With --git GOOD BAD: which commit broke "
+        "it.",
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -132,4 +133,4 @@ def _replay(arguments: argparse.Namespace) -> int:
     print(bisect_render.render_replay(bundle, result, opener.label, tables.width()))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.replay_to_json(bundle, result, opener.label))
-    return 1 if result.reproduces else 0
+    return result.exit_code

@@ -220,7 +220,10 @@ def render_replay(bundle: Bundle, result: Replayed, label: str, columns: int) ->
     lines.append(entry("here", f"runtime {label}: {_judged(result.here)}"))
     lines += [entry("note", note) for note in result.notes]
     lines.append(entry("kernels", code_text(result)))
-    lines.append("reproduces" if result.reproduces else "does not reproduce here")
+    if result.proves_nothing:
+        lines.append(f"invalid: {result.proves_nothing}")
+    else:
+        lines.append("reproduces" if result.reproduces else "does not reproduce here")
     return "\n".join(lines)
 
 
@@ -252,7 +255,7 @@ def replay_to_json(bundle: Bundle, result: Replayed, label: str) -> dict[str, An
         "schema": f"{SCHEMA}.replay",
         "schema_version": SCHEMA_VERSION,
         "reproduces": result.reproduces,
-        "exit_code": int(result.reproduces),
+        "exit_code": result.exit_code,
         "recorded_summary": bundle.meta["summary"],
         "recorded": None if result.recorded is None else result.recorded.to_json(),
         "here": result.here.to_json(),
