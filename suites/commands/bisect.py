@@ -33,7 +33,8 @@ def add(subparsers: Any) -> None:
         description="Validates MODEL and, where the verdict is not ok, looks for what broke first, "
         "where, and what the damage looks like. Exit code: that of the verdict, 0 where there is "
         "nothing to bisect. With --replay FILE: 1 where the bundle reproduces here, 0 where it "
-        "does not. With --git GOOD BAD: which commit broke it.",
+        "does not, 3 where its own record shows no fault. With --git GOOD BAD: which commit broke "
+        "it.",
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -174,4 +175,4 @@ def _replay(arguments: argparse.Namespace) -> int:
     summary.append(bisect_render.replay_section(bundle, result, opener.label))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.replay_to_json(bundle, result, opener.label))
-    return 1 if result.reproduces else 0
+    return result.exit_code

@@ -238,6 +238,8 @@ def render_replay(bundle: Bundle, result: Replayed, label: str, columns: int) ->
 
 
 def _answer(result: Replayed) -> str:
+    if result.proves_nothing:
+        return f"invalid: {result.proves_nothing}"
     return "reproduces" if result.reproduces else "does not reproduce here"
 
 
@@ -286,7 +288,7 @@ def replay_to_json(bundle: Bundle, result: Replayed, label: str) -> dict[str, An
         "schema": f"{SCHEMA}.replay",
         "schema_version": SCHEMA_VERSION,
         "reproduces": result.reproduces,
-        "exit_code": int(result.reproduces),
+        "exit_code": result.exit_code,
         "recorded_summary": bundle.meta["summary"],
         "recorded": None if result.recorded is None else result.recorded.to_json(),
         "here": result.here.to_json(),

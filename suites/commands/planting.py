@@ -16,9 +16,28 @@ _copies = ExitStack()
 atexit.register(_copies.close)
 
 
+class _Once(argparse.Action):
+    """Refuses a second value: it would silently replace the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        if before is not None:
+            raise argparse.ArgumentError(
+                self, f"got {before} and {values}, expected one fault at a time"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plant",
+        action=_Once,
         metavar="ID",
         help="plant a fault of the catalogue in a copy of the engine, to see what is said about it "
         "(`assay faults --list`)",

@@ -9,7 +9,7 @@ import numpy as np
 from reference.forward import Reference
 from reference.model import Model
 from reference.model.errors import InputError
-from reference.model.trace import Trace
+from reference.model.trace import Trace, trace_points
 from suites.commands import common
 from suites.harness.kernels import require_path
 from suites.harness.protocol import PREFILL_MODES
@@ -144,4 +144,5 @@ def _meta(
         "kv_type_k": arguments.kv_type_k,
         "kv_type_v": arguments.kv_type_v,
         "logits": arguments.logits,
+        "points": [point.name for point in trace_points(model.spec)],
     }

@@ -1,7 +1,8 @@
 """A repro bundle: one file that holds what broke and all that is needed to run it again.
 
 An .npz with `tokens`, `meta` (JSON text), the arrays of the kind of finding, and `model`, the bytes
-of the GGUF file, where that is small. `meta.kind` is
+of the GGUF file, where that is small. `meta.sha256` is that of all the rest, so that a bundle with
+a part from elsewhere is refused. `meta.kind` is
 
     point   the broken op: inputs as `input:NAME`, `got`, `want`, `limit`
     tail    a sampler tail: `logits` (V,) and the records of device and staging in `meta.tail`
@@ -32,7 +33,7 @@ from reference.model.errors import AssayError, InputError
 from suites.harness.rerun import Case
 
 SCHEMA = "assay.bisect.bundle"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MODEL_NBYTES = 16 << 20
 """A model file up to this size travels inside the bundle."""
 KINDS = ("point", "tail", "run")
@@ -43,7 +44,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "kind": str, "summary": str, "mode": str, "path": str, "kv_type_k": str, "kv_type_v": str,
     "modes": list, "n_decode": int, "max_cols": int, "chunk": int, "context_length": int,
     "model": str, "model_sha256": str, "kernels": list, "command": list,
-    "shuffle": (int, type(None)), "sanitize": bool,
+    "shuffle": (int, type(None)), "sanitize": bool, "sha256": str,
 }  # fmt: skip
 _ARRAYS = {"point": ("got", "want", "limit"), "tail": ("logits",), "run": ()}
 _TAIL = ("poison", "staged_token", "staged_stamp", "expected_stamp", "device_token", "device_stamp")
@@ -96,13 +97,13 @@ class Bundle:
     def save(self, path: Path) -> None:
         """Writes the bundle whole or not at all."""
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = dict(self.arrays)
-        np.savez_compressed(
-            buffer,
-            tokens=np.asarray(self.tokens, dtype=np.int32),
-            meta=np.array(json.dumps({**self.meta, **_schema()})),
-            **arrays,
-        )
+        arrays: dict[str, Any] = {
+            "tokens": np.asarray(self.tokens, dtype=np.int32),
+            **self.arrays,
+        }
+        meta = json.loads(json.dumps({**self.meta, **_schema()}))
+        meta["sha256"] = _digest(meta, arrays)
+        np.savez_compressed(buffer, meta=np.array(json.dumps(meta)), **arrays)
         atomic_write(path, buffer.getvalue())
 
     @staticmethod
@@ -132,6 +133,21 @@ def _schema() -> dict[str, Any]:
     return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION}
 
 
+def _digest(meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of all arrays (name, dtype, shape, bytes) and of all meta but the digest itself."""
+    rest = {name: value for name, value in meta.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
+    for name, value in sorted(arrays.items()):
+        digest.update(json.dumps([name, value.dtype.str, value.shape]).encode())
+        digest.update(np.ascontiguousarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _is(value: Any, kind: type | tuple[type, ...]) -> bool:
+    """isinstance, except that true and false are no whole numbers."""
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
 def _problem(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
     """What is wrong with the content; empty where nothing is."""
     if not isinstance(meta, dict) or meta.get("schema") != SCHEMA:
@@ -139,13 +155,13 @@ def _problem(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
     if meta.get("schema_version") != SCHEMA_VERSION:
         return f"schema version is {meta.get('schema_version')}, expected {SCHEMA_VERSION}"
     for name, kind in _FIELDS.items():
-        if not isinstance(meta.get(name), kind):
+        if not _is(meta.get(name), kind):
             return f"meta has no usable {name}"
     if meta["kind"] not in KINDS:
         return f"kind is {meta['kind']}, expected one of {', '.join(KINDS)}"
     tail = meta.get("tail")
     if meta["kind"] == "tail" and not (
-        isinstance(tail, dict) and all(isinstance(tail.get(name), int) for name in _TAIL)
+        isinstance(tail, dict) and all(_is(tail.get(name), int) for name in _TAIL)
     ):
         return "meta has no usable tail"
     if meta["kind"] == "point" and not isinstance(meta.get("point"), str):
@@ -159,7 +175,11 @@ def _problem(meta: Any, arrays: Mapping[str, NDArray[Any]]) -> str:
         if value.dtype.kind not in "fiu" or value.ndim < 1:
             return f"array {name} holds no numbers"
     shapes = {arrays[name].shape for name in _ARRAYS[meta["kind"]]}
-    return "got, want and limit have several shapes" if len(shapes) > 1 else ""
+    if len(shapes) > 1:
+        return "got, want and limit have several shapes"
+    if meta["sha256"] != _digest(meta, arrays):
+        return "arrays and meta have another SHA-256 than the one recorded with them"
+    return ""
 
 
 def versions() -> dict[str, str]:

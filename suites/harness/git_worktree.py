@@ -6,18 +6,16 @@ Hooks don't run here, and variables that point git at another repository are dro
 
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from reference.model.errors import InputError
 from suites.harness.commit_bisect import Mark
+from suites.harness.interrupts import deaf, ended_as_by_interrupt
 
 _POINTERS = (
     "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
@@ -29,7 +27,6 @@ _SETTINGS = (
     "advice.detachedHead=false", "log.showSignature=false",
 )  # fmt: skip
 _FIELDS = ("%H", "%h", "%an <%ae>", "%aI", "%s", "%P")
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,7 @@ def temporary_worktree(git: Git, commit: str) -> Iterator[tuple[Path, Path]]:
 
     SIGTERM and SIGHUP end the block as an interrupt does, so that they clean up too.
     """
-    with _interrupted_by(signal.SIGTERM, signal.SIGHUP):
+    with ended_as_by_interrupt():
         folder = Path(tempfile.mkdtemp(prefix="assay-bisect-")).resolve()
         # git names its own record of the worktree after this last part.
         worktree = folder / folder.name
@@ -180,36 +177,7 @@ def temporary_worktree(git: Git, commit: str) -> Iterator[tuple[Path, Path]]:
             git("worktree", "add", "--quiet", "--detach", str(worktree), commit)
             yield worktree, folder
         finally:
-            with _deaf():
+            with deaf():
                 # Twice --force: a worktree whose making was interrupted is still locked.
                 git.attempt("worktree", "remove", "--force", "--force", str(worktree))
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handlers(dict.fromkeys(signals, interrupt)):
-        yield
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """A second interrupt does not stop the cleaning up after the first."""
-    with _handlers(dict.fromkeys(_ENDING_SIGNALS, signal.SIG_IGN)):
-        yield
-
-
-@contextmanager
-def _handlers(wanted: "dict[signal.Signals, signal._HANDLER]") -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers, and only it gets them
-        return
-    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -8,8 +8,9 @@ of the registry.
 import importlib
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +19,7 @@ from typing import Any
 
 import backend_hip
 from fixtures.faults import PATCHED_PACKAGE, Change
+from reference.model.errors import InputError
 
 ROOT = Path(backend_hip.__file__).resolve().parents[1]
 
@@ -35,22 +37,47 @@ class PatchedEngine:
 def patched_engine(changes: Sequence[Change]) -> Iterator[PatchedEngine]:
     """The package with all `changes` made; it can be used inside the block.
 
-    Raises InputError when a change's text is not there exactly once. A change that is no Python
-    raises SyntaxError: a fault that can't run is a mistake in the catalogue.
+    Raises InputError when a change's text is not there exactly once, and when the copy can't be
+    written. A change that is no Python raises SyntaxError: a fault that can't run is a mistake in
+    the catalogue.
     """
-    with TemporaryDirectory(prefix="assay-fault-") as folder:
-        target = Path(folder) / PATCHED_PACKAGE
-        # The runtimes' sources and the kernels are read as files, so all of the package is copied.
-        shutil.copytree(
-            ROOT / PATCHED_PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", "*.pyc")
-        )
-        for change in changes:
-            path = Path(folder) / change.file
-            path.write_text(change.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(TemporaryDirectory(prefix="assay-fault-"))
+            _copy(Path(folder), changes)
+        except OSError as error:
+            raise InputError(
+                f"patched engine: a copy of {PATCHED_PACKAGE} can't be written to "
+                f"{_where()} ({_reason(error)}); TMPDIR names another folder"
+            ) from None
         modules = _import_copy(folder)
         device, engine = modules["backend_hip.device"], modules["backend_hip.engine"]
         files = tuple(dict.fromkeys(change.file for change in changes))
         yield PatchedEngine(device.open_device, engine.Engine, files)
+
+
+def _copy(folder: Path, changes: Sequence[Change]) -> None:
+    # The runtimes' sources and the kernels are read as files, so all of the package is copied.
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+    shutil.copytree(ROOT / PATCHED_PACKAGE, folder / PATCHED_PACKAGE, ignore=ignored)
+    for change in changes:
+        path = folder / change.file
+        path.write_text(change.apply(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _where() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:
+        return "a temporary folder"
+
+
+def _reason(error: OSError) -> str:
+    """One line; shutil.Error holds a list of (source, target, text)."""
+    if isinstance(error, shutil.Error) and error.args and error.args[0]:
+        first = error.args[0][0]
+        return str(first[2] if isinstance(first, tuple) else first)
+    return error.strerror or str(error)
 
 
 def _import_copy(folder: str) -> dict[str, ModuleType]:

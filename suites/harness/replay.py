@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from backend_hip.registry import MAX_COLS_LIMIT
 from reference.model import Model
 from reference.model.errors import InputError
 from reference.model.trace import Trace, TracePoint, trace_points
@@ -35,8 +36,30 @@ class Replayed:
     notes: tuple[str, ...] = ()
 
     @property
+    def proves_nothing(self) -> str:
+        """Why neither answer can be given; empty where one can.
+
+        Only a whole run, which has no record to be judged, may reproduce an invalid verdict.
+        """
+        if self.recorded is None:
+            return ""
+        if self.here.state is State.INVALID:
+            return f"what ran here proves nothing: {self.here.link}"
+        if self.here.state is not State.OK:
+            return ""
+        if self.recorded.state is State.OK:
+            return "the bundle's own record is within today's limits: it shows no fault"
+        if self.recorded.state is State.INVALID:
+            return f"the bundle's own record proves nothing: {self.recorded.link}"
+        return ""
+
+    @property
     def reproduces(self) -> bool:
-        return self.here.state is not State.OK
+        return self.here.state is not State.OK and not self.proves_nothing
+
+    @property
+    def exit_code(self) -> int:
+        return State.INVALID.exit_code if self.proves_nothing else int(self.reproduces)
 
     @property
     def verdict(self) -> Verdict:
@@ -64,6 +87,7 @@ def replay(
     """Judges the bundle's tensors and runs the engine at the same point. Raises InputError for a
     bundle that does not fit its model."""
     say = progress or (lambda text: None)
+    _require_ranges(bundle, model)
     options_of(bundle)
     if bundle.case.mode not in PREFILL_MODES:
         raise InputError(
@@ -75,6 +99,19 @@ def replay(
         case "tail":
             return _tail(bundle, model, open_engine, say)
     return _run(bundle, model, open_engine, say)
+
+
+def _require_ranges(bundle: Bundle, model: Model) -> None:
+    """Refuses counts that no run can have had. The engine has more rules and keeps them itself."""
+    context = model.spec.context_length
+    ranges = {
+        "context_length": (1, context),
+        "n_decode": (0, context),
+        "max_cols": (1, MAX_COLS_LIMIT),
+    }
+    for name, (low, high) in ranges.items():
+        if not low <= bundle.meta[name] <= high:
+            raise InputError(f"bundle: {name} is {bundle.meta[name]}, expected {low} to {high}")
 
 
 def _point(

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 
 from reference.model.errors import InputError
-from reference.model.trace import Trace
+from reference.model.trace import LOGITS, Trace
 from suites.harness.check_kinds import is_trace_point
 from suites.harness.compare import Array, compare
 from suites.harness.selftest import Plant, caught
+from suites.harness.tail_probe import told_apart
 from suites.harness.tolerances import TRACE_FILES
 from suites.harness.verdict import Check, State, Verdict, check_of
 
@@ -17,6 +18,8 @@ SAME_RUN = ("model_sha256", "architecture", "logits")
 """Where these differ, the values are of different things and nothing can be said."""
 STORAGE = ("kv_type_k", "kv_type_v")
 """These change what is right; they may differ where that is what is compared."""
+POINTS = "points"
+"""Names of all points that the model has; files of before lack it."""
 UNDER_TEST = ("side", "runtime", "dtype", "prefill", "path")
 """What two traces of one model and one prompt are made to compare."""
 
@@ -25,6 +28,12 @@ def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -
     """Refuses traces that were made to be different; `allow_different` lets KV types differ."""
     for trace in (got, want):
         strange = [name for name in trace.arrays if not is_trace_point(name)]
+        listed = trace.meta.get(POINTS, [LOGITS])
+        if not isinstance(listed, list) or not listed or not all(map(_is_point, listed)):
+            raise InputError(
+                f"compare: meta.{POINTS} of a file is no list of trace points, expected what "
+                "`assay trace` wrote"
+            )
         if strange:
             raise InputError(
                 f"compare: an array is named {strange[0]!r}, expected a trace point such as "
@@ -51,6 +60,10 @@ def require_comparable(got: Trace, want: Trace, allow_different: bool = False) -
             at = places[0]
             what = f"{got.tokens[at]} and {want.tokens[at]} at place {at}"
         raise InputError(f"compare: tokens are {what}, expected one prompt")
+
+
+def _is_point(name: object) -> bool:
+    return isinstance(name, str) and is_trace_point(name)
 
 
 def under_test(got: Trace, want: Trace) -> list[str]:
@@ -83,13 +96,30 @@ def compare_traces(
         notes.append("nothing is different in how the two were made: two runs of one thing")
     if not exact:
         notes.append("errors that a point inherits count here; validate judges each point alone")
-    names = [*want.arrays, *(name for name in got.arrays if name not in want)]
+    checks += _premises(got, want)
+    listed = [name for trace in (want, got) for name in trace.meta.get(POINTS, ())]
+    names = dict.fromkeys([*want.arrays, *got.arrays, *listed])
     checks += [_point(got, want, name, exact, share) for name in names]
     if all(check.state is State.OK for check in checks):
         # Only where the files agree: what differs already shows without a plant.
         checks.append(caught(_plants(want, exact, share)))
     run = {"exact": exact, "share": None if exact else share, "got": got.meta, "want": want.meta}
     return Verdict(tuple(checks), run={"traces": run}, notes=tuple(notes))
+
+
+def _premises(got: Trace, want: Trace) -> list[Check]:
+    """What must hold before two files that agree can prove anything."""
+    checks = []
+    if {*got.arrays, *want.arrays} == {LOGITS} and POINTS not in {*got.meta, *want.meta}:
+        link = "both files hold logits and no other point, nor the names of what the model has"
+        checks.append(Check("two traces", State.INVALID, 0, link=link, unit="files"))
+    if LOGITS in want and np.isfinite(want[LOGITS]).all():
+        # By row: two tokens of different constants tell no tokens apart. NaN is the point's matter.
+        row = max(want[LOGITS], key=np.ptp, default=np.zeros(1))
+        told = told_apart(row)
+        link = "" if told.state is State.OK else told.detail
+        checks.append(replace(told, elements=1, unit="files", link=link))
+    return checks
 
 
 def _plants(want: Trace, exact: bool, share: float) -> list[Plant]:
@@ -147,8 +177,10 @@ def _same_prompt(got: Trace, want: Trace) -> Check:
 
 def _point(got: Trace, want: Trace, name: str, exact: bool, share: float) -> Check:
     if name not in got or name not in want:
-        side = "the first trace" if name not in got else "the second trace"
-        return Check(name, State.INVALID, 0, detail=f"{side} lacks this point")
+        side = "the first trace lacks" if name in want else "the second trace lacks"
+        if name not in got and name not in want:
+            side = "both traces lack"
+        return Check(name, State.INVALID, 0, detail=f"{side} this point")
     one, other = got[name], want[name]
     if not exact:
         # Either file may hold float64; the difference is taken in float64 anyway.

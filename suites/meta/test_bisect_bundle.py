@@ -296,6 +296,22 @@ def _other_shape(path: Path) -> None:
     Bundle(kept.tokens, kept.meta, inputs).save(path)
 
 
+def _raw(path: Path, **changes: Any) -> None:
+    """Changes the file as any tool can that knows nothing of the digest."""
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = {**json.loads(str(arrays["meta"])), **changes.pop("meta", {})}
+    np.savez_compressed(path, **{**arrays, **changes, "meta": np.array(json.dumps(meta))})
+
+
+def _edited(name: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        value = Bundle.load(path).arrays[name]
+        _raw(path, **{name: np.zeros_like(value)})
+
+    return change
+
+
 def _other_tokens(path: Path) -> None:
     kept = Bundle.load(path)
     Bundle((1, 10**6), kept.meta, kept.arrays).save(path)
@@ -317,6 +333,20 @@ def _other_tokens(path: Path) -> None:
         (_meta(model_sha256="0" * 64), "has another SHA-256"),
         (_meta(sanitize=None), "meta has no usable sanitize"),
         (_meta(max_cols="many"), "meta has no usable max_cols"),
+        (_meta(max_cols=True), "meta has no usable max_cols"),
+        (_meta(shuffle=True), "meta has no usable shuffle"),
+        (_meta(max_cols=0), "max_cols is 0, expected 1 to 64"),
+        (_meta(context_length=0), "context_length is 0, expected 1 to "),
+        (_meta(context_length=-1), "context_length is -1, expected 1 to "),
+        (_meta(context_length=10**12), "context_length is 1000000000000, expected 1 to "),
+        (_meta(n_decode=10**30), f"n_decode is {10**30}, expected 0 to "),
+        (_meta(n_decode=-1), "n_decode is -1, expected 0 to "),
+        (_edited("got"), "have another SHA-256"),
+        (_edited("limit"), "have another SHA-256"),
+        (_edited("input:ffn_norm-2"), "have another SHA-256"),
+        (lambda path: _raw(path, meta={"summary": "ok"}), "have another SHA-256"),
+        (lambda path: _raw(path, meta={"sha256": None}), "meta has no usable sha256"),
+        (lambda path: _raw(path, more=np.ones(2)), "have another SHA-256"),
         (_meta(modes=["sideways"]), "prefill is sideways"),
         (_meta(path="quick"), "path is quick"),
         (_other_shape, "array of ffn_norm-2 is (13, 255), expected 13 rows of 256 values"),
@@ -341,6 +371,47 @@ def test_a_damaged_bundle_is_one_line(
     assert last.startswith("assay: ")
     assert text in last
     assert "Traceback" not in captured.err
+
+
+def _filled(path: Path, value: float, got: float) -> None:
+    """Inputs and result of one value each, with a digest that is right."""
+    kept = Bundle.load(path)
+    fill = {name: value for name in kept.arrays if name.startswith("input:")} | {"got": got}
+    arrays = {name: np.full_like(old, fill[name]) if name in fill else old
+              for name, old in kept.arrays.items()}  # fmt: skip
+    Bundle(kept.tokens, kept.meta, arrays).save(path)
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "broken"])
+@pytest.mark.parametrize(
+    ("value", "got", "text"),
+    [
+        (0.0, 0.0, "the bundle's own record is within today's limits: it shows no fault"),
+        (np.nan, np.nan, "invalid: what ran here proves nothing: "),
+    ],
+    ids=["zeros", "nan"],
+)
+def test_a_record_that_shows_no_fault_proves_nothing(
+    value: float,
+    got: float,
+    text: str,
+    broken: bool,
+    bundle: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "b.npz"
+    path.write_bytes(bundle.read_bytes())
+    _filled(path, value, got)
+    with pytest.MonkeyPatch.context() as patch:
+        if broken:  # zeros hide this fault, and nothing may be called sound on their word
+            _dispatch_fault(patch)
+        document = tmp_path / "r.json"
+        replay = ("bisect", "--replay", path, "--device", "cpu", "--json", document)
+        assert _main(*replay) == 3
+    last = " ".join(capsys.readouterr().out.split())
+    assert text in last
+    assert json.loads(document.read_text())["exit_code"] == 3
 
 
 def test_a_model_that_does_not_travel_along_must_be_the_same_file(

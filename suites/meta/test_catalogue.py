@@ -1,9 +1,16 @@
 """The machinery of the fault catalogue: rows, copies of the engine, processes, score."""
 
+import errno
 import os
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +200,61 @@ def test_jobs_end_whatever_becomes_of_their_processes() -> None:
     assert done["hang"].error == "no end within 20 s"
 
 
+def _leave_files() -> str:
+    """What a fault's job leaves when it is killed; the folder that tools would use too."""
+    folder = tempfile.mkdtemp(prefix="assay-fault-")
+    assert os.path.dirname(folder) == os.environ["TMPDIR"]
+    return folder
+
+
+def _leave_files_and_hang() -> None:
+    _leave_files()
+    time.sleep(600)
+
+
+def test_no_temporary_file_outlives_its_run() -> None:
+    jobs = [Job("ends", _leave_files, ()), Job("hangs", _leave_files_and_hang, ())]
+    done = {end.job.name: end for end in run_jobs(jobs, workers=2, time_limit_s=15.0)}
+    assert done["hangs"].error == "no end within 15 s"
+    assert not os.path.exists(os.path.dirname(done["ends"].value))
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name
+)
+def test_a_run_that_is_ended_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    program = (
+        "from suites.harness.fault_pool import Job, run_jobs\n"
+        "from suites.meta.test_catalogue import _leave_files_and_hang\n"
+        "if __name__ == '__main__':\n"
+        "    list(run_jobs([Job(n, _leave_files_and_hang, ()) for n in 'ab'], workers=2))\n"
+    )
+    script, temporary, log = tmp_path / "run.py", tmp_path / "temporary", tmp_path / "log"
+    script.write_text(program)
+    temporary.mkdir()
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+            stderr=stream,
+        )
+        _until(lambda: len(list(temporary.glob("assay-faults-*/assay-fault-*"))) == 2)
+        process.send_signal(number)
+        process.wait(timeout=30)
+    _until(lambda: not list(temporary.glob("assay-*")))
+    said = log.read_text()  # of the run itself; its processes end without a word
+    assert "Error" not in said
+    assert said.count("Traceback") == (0 if number is signal.SIGKILL else 1)
+    assert said.splitlines()[-1:] in ([], ["KeyboardInterrupt"])
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < deadline, "not reached within 60 s"
+        time.sleep(0.05)
+
+
 def test_a_process_that_ended_without_a_word_proves_nothing() -> None:
     outcome = outcome_of(STALE, None, "the process ended with code 7")
     assert outcome.dead == "the process ended with code 7"
@@ -221,6 +283,37 @@ def test_a_wrong_use_is_one_line(
     assert said.out == ""
     assert message in said.err
     assert len(said.err.splitlines()) == 1
+
+
+def test_a_second_plant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["validate", "tiny-qwen3", "--plant", STALE, "--plant", STALE])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"argument --plant: got {STALE} and {STALE}, expected one fault at a time")
+
+
+def test_a_copy_that_can_not_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["validate", "tiny-qwen3", "--tokens", "1,2", "--device", "cpu", "--plant", STALE]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copytree", full)
+        assert cli.main(arguments) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("assay: patched engine: a copy of backend_hip can't be written to ")
+    assert "(No space left on device); TMPDIR names another folder" in line
+
+    def partly(*_: object, **__: object) -> None:
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'b'")])
+
+    monkeypatch.setattr("shutil.copytree", partly)
+    assert cli.main(arguments) == 2
+    assert "No space left on device: 'b'" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,6 +119,63 @@ def test_compare_of_other_points_is_invalid(
         assert capsys.readouterr().out.splitlines()[-1] == "invalid: kqv_out-0"
 
 
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_traces_of_one_constant_prove_nothing(
+    value: float, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
+    same = {name: np.full_like(array, value) for name, array in trace.arrays.items()}
+    for side in ("engine", "reference"):
+        made = Trace(trace.tokens, {**trace.meta, "side": side})
+        _save(same, made, trace.tokens, folder / f"{side}.npz")
+    capsys.readouterr()
+    for mode in ((), ("--exact",)):
+        assert cli.main(["compare", "engine.npz", "reference.npz", *mode]) == 3
+        assert "all logits of the reference are equal" in capsys.readouterr().out
+
+
+def _logits_only(folder: Path, points: object) -> None:
+    """Two files of logits alone, which differ in what made them; `points` None: without a list."""
+    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "reference")))
+    meta = {name: value for name, value in trace.meta.items() if name != "points"}
+    meta |= {} if points is None else {"points": points}
+    for side in ("engine", "reference"):
+        copy = Trace(trace.tokens, {**meta, "side": side})
+        _save({"result_output": trace["result_output"]}, copy, trace.tokens, folder / f"{side}.npz")
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        (None, "both files hold logits and no other point"),
+        (["inp_embd", "result_output"], "invalid: inp_embd"),
+    ],
+    ids=["no list", "list"],
+)
+def test_points_that_both_files_lack_are_noticed(
+    points: object, text: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _logits_only(folder, points)
+    capsys.readouterr()
+    assert cli.main(["compare", "engine.npz", "reference.npz"]) == 3
+    assert text in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("points", [[], "inp_embd", [1], ["no point"], {"inp_embd": 1}])
+def test_a_list_of_no_points_is_refused(
+    points: object, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _logits_only(folder, points)
+    capsys.readouterr()
+    assert cli.main(["compare", "engine.npz", "reference.npz"]) == 2
+    assert "meta.points of a file is no list of trace points" in capsys.readouterr().err
+
+
+def test_a_trace_lists_the_points_of_its_model(folder: Path) -> None:
+    trace = Trace.load(Path(_trace(folder, "a.npz", "--side", "engine")))
+    assert set(trace.meta["points"]) == set(trace.arrays)
+
+
 def _save(arrays: dict[str, Any], trace: Trace, tokens: tuple[int, ...], path: Path) -> None:
     copy = Trace(tokens, trace.meta)
     for name, value in arrays.items():
