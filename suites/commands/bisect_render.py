@@ -249,7 +249,7 @@ def replay_section(bundle: Bundle, result: Replayed, label: str) -> str:
     model = bundle.meta["model"]
     return "\n".join(
         [
-            f"### {cell(f'assay bisect --replay {model}')}: {answer}",
+            f"### {cell(f'assay bisect --replay {model}')}: {cell(answer)}",
             "",
             f"bundle: {cell(bundle.meta['summary'])}",
             "",
