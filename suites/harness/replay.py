@@ -43,15 +43,13 @@ class Replayed:
         """
         if self.recorded is None:
             return ""
-        if self.here.state is State.INVALID:
-            return f"what ran here proves nothing: {self.here.link}"
-        if self.here.state is not State.OK:
+        if self.here.state in (State.INVALID, State.UNSUPPORTED):
+            return f"what ran here proves nothing: {_named(self.here)}"
+        if self.here.state is State.DIVERGED or self.recorded.state is State.DIVERGED:
             return ""
         if self.recorded.state is State.OK:
             return "the bundle's own record is within today's limits: it shows no fault"
-        if self.recorded.state is State.INVALID:
-            return f"the bundle's own record proves nothing: {self.recorded.link}"
-        return ""
+        return f"the bundle's own record proves nothing: {_named(self.recorded)}"
 
     @property
     def reproduces(self) -> bool:
@@ -65,6 +63,11 @@ class Replayed:
     def verdict(self) -> Verdict:
         """Of the engine here: what was recorded says nothing about it."""
         return Verdict((self.here,), notes=self.notes)
+
+
+def _named(check: Check) -> str:
+    link = check.link or check.name
+    return link if not check.detail or check.detail in link else f"{link}; {check.detail}"
 
 
 def options_of(bundle: Bundle) -> Options:

@@ -414,6 +414,16 @@ def test_a_record_that_shows_no_fault_proves_nothing(
     assert json.loads(document.read_text())["exit_code"] == 3
 
 
+def test_a_record_without_inputs_proves_nothing(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "b.npz"
+    path.write_bytes(bundle.read_bytes())
+    _without("input:ffn_norm-2")(path)
+    assert _main("bisect", "--replay", path, "--device", "cpu") == 3
+    assert "invalid: the bundle's own record proves nothing: " in capsys.readouterr().out
+
+
 def test_a_model_that_does_not_travel_along_must_be_the_same_file(
     bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
