@@ -57,10 +57,20 @@ LOOKS: tuple[Look, ...] = (
         checking=Checking(shuffle=1, sanitize=True),
         seed=12,
     ),
-    # Keys in three tiles of 32, the first of them outside a window of 16 for the last tokens; a
-    # chunk of more than max_cols, so that a group of columns has a successor in its flow. Only what
-    # the two looks before missed comes here.
-    Look("tiles", "fast", length=69, n_decode=1, max_cols=16, chunk=24, seed=17),
+    # Keys in five tiles of 32, the first of them outside a window of 16 for the last tokens; both
+    # caches in float32; a chunk of more than max_cols, so that a group of columns has a successor
+    # in its flow. Only what the two looks before missed comes here.
+    Look(
+        "tiles",
+        "fast",
+        length=149,
+        n_decode=1,
+        max_cols=16,
+        chunk=24,
+        kv_type_k="f32",
+        kv_type_v="f32",
+        seed=17,
+    ),
     # The default MAX_COLS, a group of one column behind a full one, and every position of the
     # context: longer than four tiles of keys and than a block of 128 threads.
     Look("long", "full", length=CONTEXT - 5, n_decode=5, max_cols=40, chunk=41, seed=13),
