@@ -106,7 +106,9 @@ def _gfx1201_compiler() -> Row:
         path = shutil.which(name)
         if path is not None and re.search(r"version (1[89]|2\d)\.", _first_line(path, "--version")):
             return ("compiler", "for gfx1201", "present", path)
-    install = "apt-get install clang-19, or any from 18 (tests compile the kernels for gfx1201)"
+    install = (
+        "apt-get install clang-19 lld-19, or any from 18 (tests compile the kernels for gfx1201)"
+    )
     return ("compiler", "for gfx1201", "missing", install)
 
 

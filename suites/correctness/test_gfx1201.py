@@ -29,7 +29,9 @@ def _clang() -> str | None:
             continue
         text = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
         found = re.search(r"version (\d+)", text)
-        if found is not None and int(found[1]) >= FIRST_CLANG_WITH_GFX12:
+        linker = subprocess.run([path, "-print-prog-name=lld"], capture_output=True, text=True)
+        can_link = shutil.which(linker.stdout.strip()) is not None
+        if found is not None and int(found[1]) >= FIRST_CLANG_WITH_GFX12 and can_link:
             return path
     return None
 
@@ -38,7 +40,7 @@ def _clang() -> str | None:
 def test_compiles_for_gfx1201(row: KernelRow, tmp_path: Path) -> None:
     clang = _clang()
     if clang is None:
-        reason = "needs clang 18 or newer for gfx1201: apt-get install clang-19"
+        reason = "needs clang 18 or newer and its lld: apt-get install clang-19 lld-19"
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     source = source_of(row, PARAMETERS, SIZES.get(row.sized, 0))
     text = tmp_path / source.file
