@@ -38,7 +38,7 @@ MODELS = (
     *("tiny-llama", "tiny-qwen3", "tiny-gemma3"),
     *("oracle-gemma4e", "oracle-gemma4moe", "oracle-qwen35d64", "oracle-qwen35moe"),
 )
-WALKS = 20  # for each model
+WALKS = 10  # for each model
 WALKS_LARGE = 3  # for a published model or a file
 PRODUCTS = 60  # for each op
 
