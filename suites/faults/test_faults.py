@@ -1,4 +1,8 @@
-"""Every catalogued fault is caught, and named where it was planted. Full tier: `-m full`."""
+"""Catalogued faults are caught, and named where they were planted.
+
+By default the fast tier on a part of the catalogue that CI has time for; `-m full` runs the full
+tier, whose first looks are the fast one's, on all of it, as `assay faults` does.
+"""
 
 import pytest
 
@@ -9,6 +13,9 @@ from suites.harness.fault_score import MUST_CATCH_ALL
 
 FAULTS = list(load_faults().values())
 LEAST_FAULTS = 60
+WHOLE = (*MUST_CATCH_ALL, "batching", "gpu")
+"""Categories of which CI runs every fault; of the others every fourth."""
+OFTEN = [fault for place, fault in enumerate(FAULTS) if fault.category in WHOLE or place % 4 == 0]
 
 
 def _judge(fault: Fault, run: FaultRun) -> None:
@@ -19,7 +26,7 @@ def _judge(fault: Fault, run: FaultRun) -> None:
         assert outcome.localised, f"named first: {outcome.link}, expected {fault.where}"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", OFTEN, ids=lambda fault: fault.id)
 def test_caught_by_the_fast_tier(fault: Fault, fast_run: FaultRun) -> None:
     _judge(fault, fast_run)
 
@@ -31,8 +38,7 @@ def test_caught_by_the_full_tier(fault: Fault, full_run: FaultRun) -> None:
 
 
 def test_the_score_of_the_fast_tier(fast_run: FaultRun) -> None:
-    score = fast_run.score()
-    assert score.problems(complete=len(score.outcomes) == len(FAULTS)) == []
+    assert fast_run.score().problems(complete=False) == []
 
 
 @pytest.mark.full
@@ -44,6 +50,7 @@ def test_the_score_of_the_full_tier(full_run: FaultRun) -> None:
 def test_the_catalogue_is_whole() -> None:
     assert len(FAULTS) >= LEAST_FAULTS
     assert {fault.category for fault in FAULTS} == set(CATEGORIES)
+    assert {fault.category for fault in OFTEN} == set(CATEGORIES)
     late = [f.id for f in FAULTS if f.tier != "fast" and f.category in MUST_CATCH_ALL]
     assert late == []
 

@@ -1,6 +1,6 @@
 """What the catalogue proves about the judge: rows of the tolerances and checks that see faults.
 
-A row that no fault exceeds is a limit that nothing is known to break; which kinds of check need a
+Of the whole catalogue, so with `-m full`. A row that no fault exceeds is a limit that nothing is known to break; which kinds of check need a
 plant in the judge itself is in suites/meta/test_check_kinds.py.
 """
 
@@ -19,8 +19,6 @@ from suites.harness.row_power import Used, blind_rows, power_of_rows, power_tabl
 from suites.harness.tolerances import TABLE
 
 LENGTH = 9
-# Its bounds are of the longest chain, and the looks of the fast tier do not run it.
-_FULL_TIER_ONLY = ["linear serial"]
 # What the catalogue must turn red by itself; other kinds are of runs that it does not make.
 _MUST_BE_SEEN = (
     *("support", "kv-write", "recurrent-memory", "local", "local-second-mode", "local-decoded"),
@@ -50,27 +48,18 @@ def _all_of(run: FaultRun) -> list[Outcome]:
     return outcomes
 
 
-def _require_rows(run: FaultRun, used: Used, print_table: bool) -> list[str]:
-    powers = power_of_rows(used, _all_of(run))
+@pytest.mark.full
+def test_every_row_sees_a_fault(full_run: FaultRun, used: Used) -> None:
+    powers = power_of_rows(used, _all_of(full_run))
     assert len(powers) > len(TABLE)
     rows, heads = power_table(powers)
-    if print_table:
-        run.tables.append((f"rows of the tolerances, {run.tier} tier", heads, rows))
-    return blind_rows(powers)
-
-
-def test_every_row_sees_a_fault_of_the_fast_tier(fast_run: FaultRun, used: Used) -> None:
-    blind = _require_rows(fast_run, used, True)
-    assert [row for row in blind if row not in _FULL_TIER_ONLY] == []
+    full_run.tables.append(("rows of the tolerances", heads, rows))
+    assert blind_rows(powers) == []
 
 
 @pytest.mark.full
-def test_every_row_sees_a_fault_of_the_full_tier(full_run: FaultRun, used: Used) -> None:
-    assert _require_rows(full_run, used, True) == []
-
-
-def test_the_catalogue_turns_every_kind_of_check_red_that_it_can(fast_run: FaultRun) -> None:
-    seen = kinds_seen(_all_of(fast_run))
+def test_the_catalogue_turns_every_kind_of_check_red_that_it_can(full_run: FaultRun) -> None:
+    seen = kinds_seen(_all_of(full_run))
     rows = [[kind, str(len(faults)), ", ".join(faults[:3])] for kind, faults in seen.items()]
-    fast_run.tables.append(("checks, fast tier", ["kind", "faults", "such as"], rows))
+    full_run.tables.append(("checks, full tier", ["kind", "faults", "such as"], rows))
     assert [kind for kind in _MUST_BE_SEEN if not seen[kind]] == []
