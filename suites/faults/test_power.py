@@ -1,7 +1,8 @@
 """What the catalogue proves about the judge: rows of the tolerances and checks that see faults.
 
-Of the whole catalogue, so with `-m full`. A row that no fault exceeds is a limit that nothing is known to break; which kinds of check need a
-plant in the judge itself is in suites/meta/test_check_kinds.py.
+Of the whole catalogue, so with `-m full`. A row that no fault exceeds is a limit that nothing is
+known to break; which kinds of check need a plant in the judge itself is in
+suites/meta/test_check_kinds.py.
 """
 
 import pytest
