@@ -33,6 +33,7 @@ from suites.options import (
     SUMMARY_FILE,
     add_options,
     axis_value,
+    parameters_of,
     read_checking,
     read_selection,
 )
@@ -106,7 +107,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     """Names the models that run, once it is known which do."""
-    found = (axis_value(_parameters(item), "model") for item in items)
+    found = (axis_value(parameters_of(item), "model") for item in items)
     names = list(dict.fromkeys(name for name in found if name is not None))
     if len(names) > MODELS_SHOWN:
         names[MODELS_SHOWN:] = [f"and {len(names) - MODELS_SHOWN} more"]
@@ -124,7 +125,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     selection = config.stash[SELECTION]
-    cases = [_parameters(item) for item in items]
+    cases = [parameters_of(item) for item in items]
     unmatched = selection.unmatched(cases)
     if unmatched:
         raise pytest.UsageError(f"no collected test has {', '.join(unmatched)}")
@@ -138,11 +139,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=dropped)
         gone = set(dropped)
         items[:] = [item for item in items if item not in gone]
-
-
-def _parameters(item: pytest.Item) -> dict[str, Any]:
-    call = getattr(item, "callspec", None)
-    return {} if call is None else call.params
 
 
 @pytest.hookimpl(wrapper=True)
@@ -227,7 +223,7 @@ def _blas_threads(request: pytest.FixtureRequest, _pools: ThreadpoolController) 
     """One BLAS thread, because more only wait for each other on tiny matrices; all of them where
     the test's model is a published one or a file.
     """
-    name = axis_value(_parameters(request.node), "model")
+    name = axis_value(parameters_of(request.node), "model")
     large = name is not None and (name in published_files() or name not in model_names())
     with nullcontext() if large else _pools.limit(limits=1, user_api="blas"):
         yield
@@ -241,7 +237,7 @@ def record_verdict(request: pytest.FixtureRequest) -> Callable[[Verdict], Verdic
     """record_verdict(verdict) -> verdict: its facts become properties of the test (--junitxml) and
     a row of the table in GitHub's job summary. Model and runtime are those of the test.
     """
-    model = axis_value(_parameters(request.node), "model") or ""
+    model = axis_value(parameters_of(request.node), "model") or ""
     used = "device" in request.fixturenames
     runtime = request.getfixturevalue("device").label if used else ""
 

@@ -126,6 +126,12 @@ _KNOWN: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """A collected test's parameters by name; none where it has none."""
+    call = getattr(item, "callspec", None)
+    return {} if call is None else call.params
+
+
 def axis_value(parameters: Mapping[str, Any], axis: str) -> Any:
     """The case's value on an axis, None where it has no such axis."""
     records = [value for value in parameters.values() if is_dataclass(value)]

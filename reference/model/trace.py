@@ -7,8 +7,6 @@ Names are llama.cpp's (`cb(cur, "attn_norm", il)` in src/models/*.cpp): `{point}
 
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from reference.model.cache import atomic_write
 from reference.model.errors import InputError
+from reference.model.npz import read_npz
 from reference.model.spec import DeltaNetSpec, LayerSpec, ModelSpec
 
 LOGITS = "result_output"
@@ -184,20 +183,7 @@ class Trace:
     @staticmethod
     def load(path: Path) -> "Trace":
         """Reads what `save` wrote; InputError when it is not such a file."""
-        if not path.is_file():
-            raise InputError(f"trace: {path} is not a file, expected what `assay trace` wrote")
-        try:
-            # Opened here, because np.load leaves a damaged file open.
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            meta = json.loads(str(arrays.pop("meta")), parse_constant=_no_number)
-        except KeyError:
-            raise InputError(f"trace: {path} has no array meta, expected a trace file") from None
-        except (  # what NumPy, zipfile, zlib and json raise for damaged or hostile files
-            *(OSError, ValueError, EOFError, TypeError, AttributeError),
-            *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
-        ):
-            raise InputError(f"trace: {path} is not a whole trace file (.npz)") from None
+        arrays, meta = read_npz(path, "trace", "trace file", "assay trace", _no_number)
         return Trace._from_arrays(path, arrays, meta)
 
     @staticmethod

@@ -252,12 +252,13 @@ def open_engine(
 
     Raises Unsupported for --shuffle or --sanitize on another runtime than the CPU's.
     """
-    from backend_hip.device import open_device as open_installed
+    from backend_hip.device import open_device
 
-    open_device, make = planting.engine_of(arguments)
     device = open_device(arguments.device, progress=progress)
-    open_installed(arguments.device)  # set_checking speaks to the process's runtime through it
     set_checking(checking_from(arguments))
+    open_copy, make = planting.engine_of(arguments)
+    if open_copy is not open_device:
+        device = open_copy(arguments.device)
     engine: Engine = make(
         model,
         device,

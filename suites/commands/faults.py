@@ -2,7 +2,6 @@
 
 import argparse
 import fnmatch
-import os
 from dataclasses import asdict
 from typing import Any
 
@@ -59,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     common.require_writable("--json", arguments.json)
     if arguments.jobs < 0:
         raise InputError(f"--jobs is {arguments.jobs}, expected 1 or more")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if arguments.clean is not None:
         return run_clean(arguments)
     chosen = choose(arguments.only, arguments.category)
@@ -153,12 +151,10 @@ def catalogue(faults: list[Fault]) -> str:
 
 def render(score: Score, problems: list[str]) -> str:
     """One line a fault, the score, and what is wrong with it."""
-    rows = [
-        [o.fault, o.look or "-", o.state or "missed", "" if o.localised else "elsewhere", o.link]
-        for o in score.alive
-    ]
     columns = tables.width()
-    lines = [f"{name:<32} {look:<13} {state:<9} {link}" for name, look, state, _, link in rows]
+    lines = [
+        f"{o.fault:<32} {o.look or '-':<13} {o.state or 'missed':<9} {o.link}" for o in score.alive
+    ]
     later = [o.fault for o in score.alive if not o.caught and o.wanted_tier != score.tier]
     note = f"left to the full tier: {', '.join(later)}" if later and score.tier == "fast" else ""
     elapsed_s = sum(outcome.elapsed_s for outcome in score.outcomes)

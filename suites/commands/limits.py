@@ -10,6 +10,7 @@ from suites.commands import common, tables
 from suites.harness.kernels import path_of, require_path
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace
 from suites.harness.promises import PROMISES
+from suites.harness.protocol import PREFILL_MODES, prefill_of
 from suites.harness.row_power import Used, shares_by_op
 from suites.harness.tolerances import END_TO_END, TABLE, TRACE_FILES, Row, RowKey
 from suites.harness.verdict import json_number, write_json
@@ -20,7 +21,6 @@ LENGTHS = (64, 2048)
 FIXED = 17 + 9 + 2 * 9 + 5 * 2
 """Columns of the terminal that op, path and roundings take, with the gaps between columns."""
 MAGNITUDE = 24
-MODES = {"batched": "prefill_batched", "per-token": "prefill_per_token"}
 
 
 def add(subparsers: Any) -> None:
@@ -35,7 +35,7 @@ def add(subparsers: Any) -> None:
     common.add_prompt(parser)
     parser.add_argument(
         "--prefill",
-        choices=tuple(MODES),
+        choices=PREFILL_MODES,
         default="batched",
         help="mode to trace (default: batched)",
     )
@@ -76,7 +76,7 @@ def measure(
     engine = common.open_engine(arguments, model, len(tokens), progress)
     with engine:
         trace = Trace()
-        getattr(engine, MODES[arguments.prefill])(tokens, trace=trace)
+        prefill_of(engine, arguments.prefill)(tokens, trace=trace)
         path = path_of(arguments.prefill, arguments.path)
         rules = LocalRules(path, arguments.kv_type_k, arguments.kv_type_v)
         return list(judge_trace(model, trace, rules, progress=progress)), engine.device.label

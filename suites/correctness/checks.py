@@ -10,6 +10,7 @@ from backend_hip import compile as compiling
 from backend_hip.device import Device
 from backend_hip.runtimes.checking import Checking, checking_of, recover, set_checking
 from reference.model.errors import DeviceError
+from suites.meta.engine_faults import change_source
 
 _BARRIER = re.compile(r"^(\s+)simt::(?:wave_)?sync\(\);", re.MULTILINE)
 
@@ -49,13 +50,9 @@ def barriers_in(file: str) -> int:
 
 def without_barrier(patch: pytest.MonkeyPatch, file: str, index: int) -> None:
     """Compiles `file` without its barrier number `index` from now on."""
-    flatten = compiling.flatten
 
-    def broken(name: str, *rest: object) -> str:
-        text = flatten(name, *rest)  # type: ignore[arg-type]
-        if name != file:
-            return text
+    def without(text: str) -> str:
         found = list(_BARRIER.finditer(text))[index]
         return text[: found.start()] + found[1] + ";" + text[found.end() :]
 
-    patch.setattr(compiling, "flatten", broken)
+    change_source(patch, file, without)

@@ -17,6 +17,7 @@ from reference.forward import Reference
 from reference.model import Model
 from reference.model.trace import Trace
 from suites.correctness.oracles import ORACLES
+from suites.correctness.relation_runs import kv_of, states_of
 from suites.harness.compare import compare
 from suites.harness.tolerances import END_TO_END
 from suites.options import SELECTION
@@ -107,26 +108,6 @@ class PerToken:
     states: dict[int, LeftBehind]
 
 
-def _kv(engine: Engine) -> LeftBehind:
-    """Keys and values by name, each (position, KVH, D)."""
-    return {
-        f"{side} of layer {layer.index}": array
-        for layer in engine.model.spec.layers
-        if layer.owns_kv
-        for side, array in zip("KV", engine.kv_contents(layer.index), strict=True)
-    }
-
-
-def _states(engine: Engine) -> LeftBehind:
-    """Recurrent states by name."""
-    return {
-        f"{part} of layer {layer.index}": getattr(engine.recurrent_state(layer.index), part)
-        for layer in engine.model.spec.layers
-        if layer.delta_net is not None
-        for part in ("memory", "tail")
-    }
-
-
 def _per_token(engine: Engine, lengths: Sequence[int] = (LONGEST,)) -> PerToken:
     engine.reset()
     rows, states, start = [], {}, 0
@@ -134,9 +115,9 @@ def _per_token(engine: Engine, lengths: Sequence[int] = (LONGEST,)) -> PerToken:
         result = engine.prefill_per_token(_tokens(engine.model)[start:end], logits="all")
         assert not any("batched" in route for route in result.routes)
         rows.append(result.logits)
-        states[end] = _states(engine)
+        states[end] = states_of(engine)
         start = end
-    return PerToken(np.concatenate(rows), _kv(engine), states)
+    return PerToken(np.concatenate(rows), kv_of(engine), states)
 
 
 def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
@@ -150,7 +131,7 @@ def _assert_equal_bits(engine: Engine, expected: PerToken, length: int) -> None:
     assert logits.bit_equal, f"logits at length {length}: {logits.reason()}"
     wanted = {name: array[:length] for name, array in expected.cache.items()}
     wanted |= expected.states[length]
-    got = _kv(engine) | _states(engine)
+    got = kv_of(engine) | states_of(engine)
     assert wanted
     assert wanted.keys() == got.keys()
     for name, want in wanted.items():

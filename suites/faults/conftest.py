@@ -13,7 +13,7 @@ from suites import summary
 from suites.harness.fault_pool import Job, run_jobs
 from suites.harness.fault_run import Outcome, outcome_of, run_named
 from suites.harness.fault_score import HEADS, Score, score_of
-from suites.options import SUMMARY_FILE
+from suites.options import SUMMARY_FILE, parameters_of
 
 EARLY: "pytest.StashKey[FaultRun]" = pytest.StashKey()
 WORTH_STARTING = 20
@@ -67,16 +67,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _wanted(session: pytest.Session, tier: str) -> list[str]:
     """The faults that the session's tests are about; -k or a category may have left some out."""
     wanted = {
-        _parameters(item)["fault"].id
+        parameters_of(item)["fault"].id
         for item in session.items
-        if "fault" in _parameters(item) and f"{tier}_run" in getattr(item, "fixturenames", ())
+        if "fault" in parameters_of(item) and f"{tier}_run" in getattr(item, "fixturenames", ())
     }
     return [name for name in load_faults() if name in wanted]
 
 
 def _start(names: list[str], tier: str, workers: int = 0) -> FaultRun:
-    # Set here and not in the processes: NumPy reads it when they import it.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     return FaultRun(names, tier, workers)
 
 
@@ -86,11 +84,6 @@ def _fault_run(request: pytest.FixtureRequest, tier: str) -> Iterator[FaultRun]:
     run = run or _start(_wanted(request.session, tier), tier)
     yield run
     request.config.stash.setdefault(RUNS, []).append(run)
-
-
-def _parameters(item: Any) -> dict[str, Any]:
-    call = getattr(item, "callspec", None)
-    return {} if call is None else call.params
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 More runs: `assay faults --clean 1000`.
 """
 
-import os
 from collections.abc import Sequence
 
 import pytest
@@ -14,7 +13,6 @@ from suites.harness.fault_run import LOOKS
 
 
 def _alarms(numbers: Sequence[int], models: tuple[str, ...]) -> list[str]:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     half = -(-len(numbers) // 2)
     jobs = [
         Job(f"from {part[0]}", alarms_of, (part[0], len(part), models))

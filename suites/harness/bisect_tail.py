@@ -8,7 +8,7 @@ import numpy as np
 from suites.harness import steps
 from suites.harness.compare import same_bits
 from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine, Prefilled, Progress, Tail
-from suites.harness.rerun import other_prompt
+from suites.harness.rerun import after_another_prompt
 from suites.harness.tail import BrokenLink, broken_prefill, broken_tail
 from suites.harness.tail_probe import probes, right
 from suites.harness.verdict import counted
@@ -38,11 +38,7 @@ def rerun_tails(
     results: dict[str, Prefilled] = {}
     for mode in modes:
         say(f"bisect: {mode} prefill, for its sampler tail")
-        feed = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
-        engine.reset()
-        feed(other_prompt(tokens, vocabulary))
-        engine.reset()
-        results[mode] = feed(tuple(tokens))
+        results[mode] = after_another_prompt(engine, mode, tokens, vocabulary)(tuple(tokens))
     first, *others = results.values()
     agree = all(same_bits(np.asarray(first.logits[-1]), np.asarray(o.logits[-1])) for o in others)
     known = agree if others else None

@@ -14,8 +14,6 @@ import io
 import json
 import platform
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_hip.results import TailRecord
 from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.cache import atomic_write
 from reference.model.errors import AssayError, InputError
+from reference.model.npz import read_npz
 from suites.harness.rerun import Case
 
 SCHEMA = "assay.bisect.bundle"
@@ -48,19 +48,6 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 _ARRAYS = {"point": ("got", "want", "limit"), "tail": ("logits",), "run": ()}
 _TAIL = ("poison", "staged_token", "staged_stamp", "expected_stamp", "device_token", "device_stamp")
-
-
-@dataclass(frozen=True)
-class RecordedTail:
-    """A tail as it was recorded (harness.protocol.Tail)."""
-
-    poison: int
-    staged_token: int
-    staged_stamp: int
-    expected_stamp: int
-    device_token: int
-    device_stamp: int
-    logits: NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -90,9 +77,9 @@ class Bundle:
         }
 
     @property
-    def tail(self) -> RecordedTail:
+    def tail(self) -> TailRecord:
         record = {name: int(self.meta["tail"][name]) for name in _TAIL}
-        return RecordedTail(**record, logits=self.arrays["logits"])
+        return TailRecord(**record, logits=self.arrays["logits"])
 
     def save(self, path: Path) -> None:
         """Writes the bundle whole or not at all."""
@@ -109,19 +96,7 @@ class Bundle:
     @staticmethod
     def load(path: Path) -> "Bundle":
         """Reads what `save` wrote; InputError, one line, for anything else."""
-        if not path.is_file():
-            raise InputError(f"bundle: {path} is not a file, expected what `assay bisect` wrote")
-        try:
-            with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-            meta = json.loads(str(arrays.pop("meta")))
-        except KeyError:
-            raise InputError(f"bundle: {path} has no array meta, expected a bundle") from None
-        except (  # what NumPy, zipfile, zlib and json raise for damaged or hostile files
-            *(OSError, ValueError, EOFError, TypeError, AttributeError, NotImplementedError),
-            *(MemoryError, RecursionError, zipfile.BadZipFile, zlib.error),
-        ):
-            raise InputError(f"bundle: {path} is not a whole bundle (.npz)") from None
+        arrays, meta = read_npz(path, "bundle", "bundle", "assay bisect")
         problem = _problem(meta, arrays)
         if problem:
             raise InputError(f"bundle: {path}: {problem}")

@@ -13,7 +13,7 @@ import numpy as np
 from suites.harness.compare import compare
 from suites.harness.generations import Generations
 from suites.harness.pair import bits_check, is_exact, pair_limit
-from suites.harness.protocol import JudgedEngine, Prefilled, Progress
+from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_of
 from suites.harness.steps import Decoded
 from suites.harness.tail import broken_prefill
 from suites.harness.verdict import Check, State, behind, check_of, counted, fact
@@ -157,9 +157,7 @@ class _Entries:
         self.ran.append(f"second {mode} turn at position {cut}")
 
     def _feed(self, mode: str, tokens: tuple[int, ...], what: str) -> Prefilled:
-        batched = mode == "batched"
-        prefill = self._engine.prefill_batched if batched else self._engine.prefill_per_token
-        result = prefill(tokens)
+        result = prefill_of(self._engine, mode)(tokens)
         self._generations.add(what, result.tail, np.asarray(result.logits))
         return result
 

@@ -1,4 +1,4 @@
-"""The models that faults are planted under: registered ones, and edits of them."""
+"""The models that faults are planted under, registered ones and edits of them, and prompts."""
 
 from dataclasses import replace
 
@@ -48,3 +48,9 @@ def with_loud_scores(model: Model) -> Model:
         loud = np.ascontiguousarray(LOUDER * norm.vector()).view(np.uint8).reshape(norm.raw.shape)
         layers.append({**tensors, "attn_q_norm": replace(norm, raw=loud)})
     return replace(model, weights=replace(model.weights, layers=tuple(layers)))
+
+
+def seeded_prompt(model: Model, length: int, seed: int) -> tuple[int, ...]:
+    """Ids drawn evenly from the vocabulary."""
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    return tuple(int(token) for token in rng.integers(0, model.spec.vocab_size, length))

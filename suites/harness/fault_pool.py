@@ -62,6 +62,8 @@ def run_jobs(
     processes are ended and their temporary files are removed.
     """
     workers = workers or os.cpu_count() or 1
+    # Here and not in the processes: NumPy reads it when their server imports it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     waiting, running = list(reversed(jobs)), list[_Running]()

@@ -8,23 +8,23 @@ fault is known to the judge; `where` of the catalogue is only compared with what
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from backend_hip.device import open_device
+from backend_hip.engine import Engine
 from backend_hip.runtimes.checking import Checking, recover, set_checking
-from fixtures.faults import TIERS, Fault, find_fault, load_faults
+from fixtures.faults import TIERS, Fault, find_fault
 from reference.model import Model
 from reference.model.errors import AssayError, DeviceError, InputError
-from suites.harness.fault_models import fault_model
+from suites.harness.fault_models import fault_model, seeded_prompt
 from suites.harness.patched import PatchedEngine, patched_engine
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import State, Verdict
 
 CONTEXT = 160  # positions; the longest look fills them
 UNCHECKED = Checking()
+INSTALLED = PatchedEngine(open_device, Engine, ())
 
 
 @dataclass(frozen=True)
@@ -183,12 +183,12 @@ def _facts(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def judge(model: Model, look: Look, engine: PatchedEngine | None = None) -> Verdict:
+def judge(model: Model, look: Look, engine: PatchedEngine = INSTALLED) -> Verdict:
     """`validate` as the look says, on an engine copy or on the installed engine."""
-    device = open_device("cpu")
+    device = open_device("cpu")  # checking is set for the process's runtime, not for a copy's
     set_checking(look.checking)
     try:
-        if engine is not None:
+        if engine is not INSTALLED:
             device = engine.open_device("cpu")
         options = Options(
             n_decode=look.n_decode,
@@ -196,11 +196,10 @@ def judge(model: Model, look: Look, engine: PatchedEngine | None = None) -> Verd
             kv_type_k=look.kv_type_k,
             kv_type_v=look.kv_type_v,
         )
-        make = _installed if engine is None else engine.engine
         context = min(CONTEXT, model.spec.context_length)
 
         def open_engine() -> Any:
-            return make(
+            return engine.engine(
                 model,
                 device,
                 max_cols=look.max_cols,
@@ -211,23 +210,11 @@ def judge(model: Model, look: Look, engine: PatchedEngine | None = None) -> Verd
                 context_length=context,
             )
 
-        tokens = prompt_of(model, look)
+        tokens = seeded_prompt(model, look.length, look.seed)
         return validate(model, open_engine, tokens, options, context_length=context)
     finally:
         recover()  # an engine that failed leaves work queued, or the device lost
         set_checking(UNCHECKED)
-
-
-def _installed(*arguments: Any, **options: Any) -> Any:
-    from backend_hip.engine import Engine
-
-    return Engine(*arguments, **options)
-
-
-def prompt_of(model: Model, look: Look) -> tuple[int, ...]:
-    """The look's prompt: seeded ids, the last one a repetition, so that a stale row can show."""
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(look.seed)))
-    return tuple(int(token) for token in rng.integers(0, model.spec.vocab_size, look.length))
 
 
 def _line(error: BaseException) -> str:
@@ -237,14 +224,14 @@ def _line(error: BaseException) -> str:
 # --- what a process of fault_pool.py runs --------------------------------------------------------
 
 
-def run_named(name: str, tier: str) -> dict[str, Any]:
-    """`run_fault` by id, as plain data that crosses a process."""
-    return asdict(run_fault(find_fault(name), tier))
+def run_named(name: str, tier: str) -> Outcome:
+    """`run_fault` by id."""
+    return run_fault(find_fault(name), tier)
 
 
-def outcome_of(name: str, value: Any, error: str) -> Outcome:
+def outcome_of(name: str, value: Outcome | None, error: str) -> Outcome:
     """The outcome of a process; one that ended without a word proves nothing."""
-    if error:
-        fault = load_faults()[name]
-        return Outcome(fault.id, fault.category, fault.tier, dead=error)
-    return Outcome(**{**value, "red": tuple(value["red"])})
+    if value is not None:
+        return value
+    fault = find_fault(name)
+    return Outcome(fault.id, fault.category, fault.tier, dead=error)

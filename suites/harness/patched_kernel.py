@@ -18,7 +18,7 @@ from reference.model.trace import Trace
 from suites.harness.kernels import path_of
 from suites.harness.local import LocalRules, PointCheck, judge_trace
 from suites.harness.patched import ROOT
-from suites.harness.protocol import JudgedEngine, Progress
+from suites.harness.protocol import JudgedEngine, Progress, prefill_of
 from suites.harness.verdict import Check, State, Verdict
 
 NAME = "self-test: a patched kernel is seen"
@@ -163,8 +163,7 @@ def _run(open_copy: OpenCopy, changes: Sequence[Change], tokens: Sequence[int], 
     """A traced prefill of a fresh copy; only rows that were launched keep their hash."""
     trace = Trace(meta={"mode": mode})
     with open_copy(changes) as engine:
-        prefill = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
-        prefill(tokens, trace=trace)
+        prefill_of(engine, mode)(tokens, trace=trace)
         hashes, ran = engine.kernels.code_hashes, engine.kernels.routes
         return _Copy(trace, {key: hashes[key] for key, launches in ran.items() if launches})
 

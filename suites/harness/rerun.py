@@ -1,7 +1,7 @@
 """Runs the case that broke again, on either side and with values of the other side put in."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from suites.harness.compare import Array
 from suites.harness.endtoend import Expected, PointDistance, References, distance
 from suites.harness.kernels import path_of
 from suites.harness.local import LocalRules
-from suites.harness.protocol import JudgedEngine, Progress
+from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_of
 from suites.harness.routing import Choices, FollowingReference, choices_of
 from suites.harness.verdict import State
 
@@ -26,6 +26,17 @@ PROMPT_BEFORE = 8
 def other_prompt(tokens: Sequence[int], vocabulary: int) -> tuple[int, ...]:
     """A prompt to go before the judged one: what it leaves behind must not show."""
     return tuple((token + 1) % vocabulary for token in tokens[::-1][:PROMPT_BEFORE])
+
+
+def after_another_prompt(
+    engine: JudgedEngine, mode: str, tokens: Sequence[int], vocabulary: int
+) -> Callable[..., Prefilled]:
+    """The entry of a mode, on an engine that was reset behind another prompt than `tokens`."""
+    feed = prefill_of(engine, mode)
+    engine.reset()
+    feed(other_prompt(tokens, vocabulary))
+    engine.reset()
+    return feed
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,7 @@ def run_engine(
     engine: JudgedEngine, model: Model, case: Case, given: Mapping[str, Array] | None = None
 ) -> LaunchTrace:
     """One traced run from a reset; `given` are values to go on with instead of the engine's own."""
-    feed = engine.prefill_batched if case.mode == "batched" else engine.prefill_per_token
-    engine.reset()
-    feed(other_prompt(case.tokens, model.spec.vocab_size))
-    engine.reset()
+    feed = after_another_prompt(engine, case.mode, case.tokens, model.spec.vocab_size)
     kernels = getattr(engine, "kernels", None)
     trace = LaunchTrace(
         meta={"mode": case.mode},
@@ -88,10 +96,7 @@ def run_engine(
 
 def run_untraced(engine: JudgedEngine, model: Model, case: Case) -> Array:
     """Last-token logits (V,) of the case as production runs it."""
-    feed = engine.prefill_batched if case.mode == "batched" else engine.prefill_per_token
-    engine.reset()
-    feed(other_prompt(case.tokens, model.spec.vocab_size))
-    engine.reset()
+    feed = after_another_prompt(engine, case.mode, case.tokens, model.spec.vocab_size)
     row: Array = np.asarray(feed(case.tokens).logits)[-1]
     return row
 

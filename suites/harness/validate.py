@@ -20,7 +20,7 @@ from reference.model import Model, check_tokens
 from reference.model.errors import InputError, Unsupported
 from reference.model.trace import Trace
 from suites.harness import pair as pairs
-from suites.harness import steps
+from suites.harness import protocol, steps
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References
 from suites.harness.entry_points import Judged, entry_points
@@ -188,9 +188,7 @@ class _Run:
     ) -> Prefilled:
         self._say(f"engine {mode} prefill" + (" with every trace point" if trace else ""))
         self._engine.reset()
-        batched = mode == "batched"
-        prefill = self._engine.prefill_batched if batched else self._engine.prefill_per_token
-        result = prefill(tokens or self._tokens, trace=trace)
+        result = protocol.prefill_of(self._engine, mode)(tokens or self._tokens, trace=trace)
         self._generations.add(f"{mode} prefill", result.tail, np.asarray(result.logits))
         return result
 

@@ -12,30 +12,31 @@ import pytest
 
 from backend_hip import compile as compiling
 from backend_hip import delta_net
-from fixtures.faults import find_fault
+from fixtures.faults import Change, find_fault
 
 Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def change_source(patch: pytest.MonkeyPatch, file: str, change: Callable[[str], str]) -> None:
+    """Compiles the flattened source of one kernel file as `change` makes it from now on."""
+    flatten = compiling.flatten
+
+    def changed(name: str, *rest: Any) -> str:
+        text = flatten(name, *rest)
+        return change(text) if name == file else text
+
+    patch.setattr(compiling, "flatten", changed)
 
 
 def kernel(file: str, *changes: tuple[str, str]) -> Plant:
     """Every (old, new) of `changes` in the flattened source of one kernel file."""
 
-    def plant(patch: pytest.MonkeyPatch) -> None:
-        flatten = compiling.flatten
+    def change(text: str) -> str:
+        for old, new in changes:
+            text = Change(file, old, new).apply(text)
+        return text
 
-        def broken(name: str, *rest: Any) -> str:
-            text = flatten(name, *rest)
-            if name != file:
-                return text
-            for old, new in changes:
-                if text.count(old) != 1:
-                    raise AssertionError(f"{file}: {old!r} is there {text.count(old)} times")
-                text = text.replace(old, new)
-            return text
-
-        patch.setattr(compiling, "flatten", broken)
-
-    return plant
+    return lambda patch: change_source(patch, file, change)
 
 
 def catalogued(name: str) -> Plant:

@@ -4,11 +4,10 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
-
 from fixtures.golden import golden_model
 from fixtures.tiny import TINY, build_tiny
 from reference.model import Model, load_model
+from suites.harness.fault_models import seeded_prompt
 
 LLAMA, QWEN3, GEMMA3 = "tiny-llama", "tiny-qwen3", "tiny-gemma3"
 LENGTH = 21
@@ -27,8 +26,7 @@ def tiny_model(name: str) -> Model:
 
 
 def prompt(model: Model, length: int = LENGTH, seed: int = 11) -> tuple[int, ...]:
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    return tuple(int(token) for token in rng.integers(0, model.spec.vocab_size, length))
+    return seeded_prompt(model, length, seed)
 
 
 @cache
