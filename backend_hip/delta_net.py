@@ -1,6 +1,7 @@
 """The gated delta net on the device. Names as in reference/delta_net.py."""
 
 import math
+from copy import copy
 
 import numpy as np
 
@@ -14,41 +15,53 @@ from reference.model.spec import DeltaNetSpec
 class RecurrentState:
     """What one layer carries from token to token, in device memory; zero at the start.
 
-    `memory` (NV, DS, DS) and `tail` (conv_kernel - 1, channels) are read back as host copies.
+    One state per sequence, one after another in each buffer. `memory` (NV, DS, DS) and `tail`
+    (conv_kernel - 1, channels) are read back as host copies, of sequence 0 unless `of` says other.
     """
 
-    def __init__(self, net: DeltaNetSpec, device: Device, layer: int) -> None:
+    def __init__(self, net: DeltaNetSpec, device: Device, layer: int, sequences: int = 1) -> None:
+        self._sequence = 0
         self._shapes = (
             (net.value_heads, net.state_size, net.state_size),
             (net.conv_kernel - 1, net.channels),
         )
         # A convolution of one tap has no history; its buffer then holds one unused element.
         self.buffers = tuple(
-            Buffer(device, 4 * max(1, math.prod(shape)), f"{name} of layer {layer}")
+            Buffer(device, 4 * max(1, sequences * math.prod(shape)), f"{name} of layer {layer}")
             for name, shape in zip(("delta net state", "conv tail"), self._shapes, strict=True)
         )
-        self.reset()
-
-    @property
-    def memory(self) -> np.ndarray:
-        return self.buffers[0].download(self._shapes[0], np.float32)
-
-    @property
-    def tail(self) -> np.ndarray:
-        return self.buffers[1].download(self._shapes[1], np.float32)
-
-    def reset(self) -> None:
         for buffer in self.buffers:
             buffer.clear()
 
+    @property
+    def memory(self) -> np.ndarray:
+        return self.buffers[0].download(self._shapes[0], np.float32, self._offset_nbytes(0))
+
+    @property
+    def tail(self) -> np.ndarray:
+        return self.buffers[1].download(self._shapes[1], np.float32, self._offset_nbytes(1))
+
+    def of(self, sequence: int) -> "RecurrentState":
+        """A view of another sequence's state; it owns nothing."""
+        view = copy(self)
+        view._sequence = sequence
+        return view
+
+    def reset(self) -> None:
+        for which, buffer in enumerate(self.buffers):
+            buffer.clear(self._offset_nbytes(which), 4 * math.prod(self._shapes[which]))
+
     def restore(self, memory: np.ndarray, tail: np.ndarray) -> None:
         """Puts back what `memory` and `tail` gave."""
-        self.buffers[0].upload(memory)
-        self.buffers[1].upload(tail)
+        self.buffers[0].upload(memory, self._offset_nbytes(0))
+        self.buffers[1].upload(tail, self._offset_nbytes(1))
 
     def free(self) -> None:
         for buffer in self.buffers:
             buffer.free()
+
+    def _offset_nbytes(self, which: int) -> int:
+        return self._sequence * math.prod(self._shapes[which]) * 4
 
 
 def convolve(flow: Flow, x: Values, kernel: DeviceTensor, state: RecurrentState, y: Values) -> None:
@@ -57,8 +70,9 @@ def convolve(flow: Flow, x: Values, kernel: DeviceTensor, state: RecurrentState,
     key = ("convolve", "", "any")
     flow.kernels.launch(
         key,
-        (-(-channels // flow.kernels.block(key)), 1),
-        *(x.pointer, kernel.buffer, state.buffers[1], y.pointer, channels, flow.tokens, taps),
+        (-(-channels // flow.kernels.block(key)), flow.sequences),
+        *(x.pointer, kernel.buffer, state.buffers[1], y.pointer, flow.step),
+        *(channels, flow.tokens // flow.sequences, taps),
     )
 
 
@@ -100,10 +114,10 @@ def delta_rule(
     """Walks the flow's tokens; v is what follows q and k among the channels of `mixed`."""
     flow.kernels.launch(
         ("delta_rule", f"@{net.state_size}", "any"),
-        (net.value_heads, 1),
+        (net.value_heads, flow.sequences),
         *(q.pointer, k.pointer, channel(mixed, 2 * net.key_length)),
-        *(decay.pointer, beta.pointer, state.buffers[0], out.pointer),
-        *(net.key_heads, mixed.width, flow.tokens),
+        *(decay.pointer, beta.pointer, state.buffers[0], out.pointer, flow.step),
+        *(net.key_heads, mixed.width, flow.tokens // flow.sequences),
     )
 
 

@@ -94,17 +94,19 @@ class Buffer(DeviceMemory):
         self._device.stream.synchronise()
         return array
 
-    def poison(self, offset_nbytes: int = 0) -> None:
-        """Fills the buffer from an offset on with 0xFF: NaN as floats, -1 as integers."""
-        self._require_inside(offset_nbytes, 0)
-        if offset_nbytes < self.nbytes:
-            self._device.stream.fill(
-                self.address + offset_nbytes, 0xFF, self.nbytes - offset_nbytes
-            )
+    def poison(self, offset_nbytes: int = 0, nbytes: int | None = None) -> None:
+        """Fills a part, by default all, with 0xFF: NaN as floats, -1 as integers."""
+        self._fill(0xFF, offset_nbytes, nbytes)
 
-    def clear(self) -> None:
-        """Fills the buffer with zero bytes."""
-        self._device.stream.fill(self.address, 0, self.nbytes)
+    def clear(self, offset_nbytes: int = 0, nbytes: int | None = None) -> None:
+        """Fills a part, by default all, with zero bytes."""
+        self._fill(0, offset_nbytes, nbytes)
+
+    def _fill(self, byte: int, offset_nbytes: int, nbytes: int | None) -> None:
+        count = self.nbytes - offset_nbytes if nbytes is None else nbytes
+        self._require_inside(offset_nbytes, count)
+        if count:
+            self._device.stream.fill(self.address + offset_nbytes, byte, count)
 
     def free(self) -> None:
         if self._pointer is not None:

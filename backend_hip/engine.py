@@ -1,8 +1,12 @@
-"""The engine: one sequence on one device, in two prefill modes and decode.
+"""The engine: sequences on one device, in two prefill modes and decode.
 
 Two prefill modes give the same answer. `prefill_per_token` replays the decode graph once per prompt
 token; `prefill_batched` sends a chunk of tokens through the batched products in one flow. The host
-owns the position: every flow copies it to the device with its tokens, inside the graph too.
+owns the positions: every flow copies them to the device with its tokens, inside the graph too.
+
+An engine holds a static batch of sequences, each with a cache and a position of its own. A prompt
+is fed to one of them, sequence 0 unless said otherwise; a decode step advances any set of them
+together, with the weights read once for all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +25,8 @@ from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Regist
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
-from backend_hip.state import DeviceCache, StepInput
+from backend_hip.sequences import Sequences
+from backend_hip.state import DeviceCache, FlowRow, StepInput
 from backend_hip.switch import BatchedPrefill
 from backend_hip.weights import DeviceWeights
 from reference.model import Model, check_tokens
@@ -29,6 +34,7 @@ from reference.model.errors import DeviceError, InputError, Unsupported
 from reference.model.trace import Trace
 
 DEFAULT_MAX_COLS = 40
+MAX_SEQUENCES = MAX_COLS_LIMIT
 DEFAULT_CONTEXT = 4096  # positions, where the model allows more; bounds the cache's memory
 
 Judge = Callable[[PrefillPair], Any]
@@ -36,11 +42,12 @@ POISON_BITS = np.uint32(0xFFFFFFFF)
 
 
 class Engine:
-    """One sequence on one device.
+    """A static batch of sequences on one device.
 
-    `max_cols`: columns per batched product, 1 to 64. `chunk`: prompt tokens per flow, default
-    max_cols. `judge` receives both results when `batched_prefill` is "validate"; what it returns is
-    kept as `validation`. Raises Unsupported before anything runs when the registry lacks a kernel.
+    `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
+    batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols. `judge` receives
+    both results when `batched_prefill` is "validate"; what it returns is kept as `validation`.
+    Raises Unsupported before anything runs when the registry lacks a kernel.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class Engine:
         kv_type_k: str = "f16",
         kv_type_v: str = "f16",
         context_length: int | None = None,
+        sequences: int = 1,
         batched_prefill: BatchedPrefill = "on",
         judge: Judge | None = None,
         registry: Registry = REGISTRY,
@@ -65,6 +73,11 @@ class Engine:
         chunk = max_cols if chunk is None else chunk
         if chunk < 1:
             raise InputError(f"engine: chunk is {chunk} tokens, expected at least 1")
+        if not 1 <= sequences <= MAX_SEQUENCES:
+            raise InputError(
+                f"engine: sequences is {sequences}, expected 1 to {MAX_SEQUENCES} because a decode "
+                "step's rows are the columns of its products"
+            )
         context = min(spec.context_length, context_length or DEFAULT_CONTEXT)
         if context_length is not None and not 1 <= context_length <= spec.context_length:
             raise InputError(
@@ -82,55 +95,63 @@ class Engine:
         self.batched_prefill = batched_prefill
         self.validation: Any = None  # the judge's word on the last prefill under "validate"
         self._judge = judge
-        self._position = 0
         self._stamp = 0
-        self._graphs: dict[bool, CountedGraph] = {}
+        self._graphs: dict[tuple[int, bool], CountedGraph] = {}
 
         kv_types = f"{kv_type_k},{kv_type_v}"
         keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v)
         parameters = {"MAX_COLS": max_cols}
         self.kernels = Kernels(device, registry, keys, parameters, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
-        self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context)
-        self._scratch = Scratch(spec, device, self.chunk)
-        self._step = StepInput(device, self.chunk)
-        self._tail = SamplerTail(device)
+        self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context, sequences)
+        rows = max(self.chunk, sequences)
+        self._scratch = Scratch(spec, device, rows, sequences)
+        self._step = StepInput(device, rows)
+        self._tail = SamplerTail(device, sequences)
         self._pass = Forward(
-            model, device, self.weights, self._cache, self._scratch, self._tail, kv_types
+            model, device, self.weights, self._cache, self._scratch, self._tail, kv_types, sequences
         )
+        self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
 
     # --- what callers use ---------------------------------------------------------------------
 
     @property
     def position(self) -> int:
-        """Number of tokens in the cache. This object is its only owner."""
-        return self._position
+        """Number of tokens that sequence 0 holds in the cache."""
+        return self._sequences.positions[0]
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Number of tokens in the cache by sequence."""
+        return tuple(self._sequences.positions)
 
     @property
     def context_length(self) -> int:
         return self._cache.context_length
 
     def reset(self) -> None:
-        """Forgets the sequence; what the cache held is overwritten with poison."""
-        self._rewind(0)
+        """Forgets all sequences; what the cache held is overwritten with poison."""
+        for sequence in range(len(self._sequences)):
+            self._sequences.rewind(0, sequence)
 
-    def prefill(self, tokens: Sequence[int]) -> PrefillResult:
+    def prefill(self, tokens: Sequence[int], *, sequence: int = 0) -> PrefillResult:
         """The production entry: per-token, batched, or both compared, as the switch says.
 
         In validate mode the engine's state afterwards is that of the batched run alone.
         """
         if self.batched_prefill == "off":
-            return self.prefill_per_token(tokens)
+            return self.prefill_per_token(tokens, sequence=sequence)
         if self.batched_prefill == "on":
-            return self.prefill_batched(tokens)
-        start, states = self._position, self._recurrent_contents()
-        per_token = self.prefill_per_token(tokens)
-        expected = self._contents()
-        self._rewind(start)
-        for layer, (memory, tail) in states.items():
-            self._pass.states[layer].restore(memory, tail)
-        batched = self.prefill_batched(tokens)
-        equal = expected == self._contents()
+            return self.prefill_batched(tokens, sequence=sequence)
+        held = self._sequences
+        held.require(sequence)
+        start, states = held.positions[sequence], held.recurrent(sequence)
+        per_token = self.prefill_per_token(tokens, sequence=sequence)
+        expected = held.contents(sequence)
+        held.rewind(start, sequence)
+        held.restore(states, sequence)
+        batched = self.prefill_batched(tokens, sequence=sequence)
+        equal = expected == held.contents(sequence)
         assert self._judge is not None
         self.validation = self._judge(PrefillPair(per_token, batched, equal))
         return batched
@@ -141,23 +162,24 @@ class Engine:
         *,
         trace: Trace | None = None,
         logits: Literal["last", "all"] = "last",
+        sequence: int = 0,
     ) -> PrefillResult:
         """Feeds a prompt one token at a time through the decode graph (eagerly when traced)."""
-        ids = self._accept(tokens, trace)
+        ids = self._accept(tokens, sequence, trace)
         before = dict(self.kernels.routes)
         rows = []
         for index, token in enumerate(ids):
             want = logits == "all" or index == len(ids) - 1
-            self._write_step((token,))
+            self._write_step(self._sequences.following((token,), sequence))
             if trace is None:
-                self.kernels.replay(self._graph(with_tail=want))
+                self.kernels.replay(self._graph(1, with_tail=want))
             else:
                 self._step.queue_copy(1)
                 self._pass.run(self._flow(1, batched=False), int(want), trace)
-            self._position += 1
+            self._sequences.advance(sequence, 1)
             if want:
                 rows.append(self._scratch.logits.download(1))
-        return self._result("per-token", ids, len(ids), rows, before)
+        return self._result("per-token", ids, len(ids), rows, before, sequence)
 
     def prefill_batched(
         self,
@@ -165,9 +187,10 @@ class Engine:
         *,
         trace: Trace | None = None,
         logits: Literal["last", "all"] = "last",
+        sequence: int = 0,
     ) -> PrefillResult:
         """Feeds a prompt in chunks, each weight row read once per chunk and group of columns."""
-        ids = self._accept(tokens, trace)
+        ids = self._accept(tokens, sequence, trace)
         before = dict(self.kernels.routes)
         rows = []
         starts = range(0, len(ids), self.chunk)
@@ -175,38 +198,54 @@ class Engine:
             part = ids[start : start + self.chunk]
             last = start + len(part) == len(ids)
             want = len(part) if logits == "all" else int(last)
-            self._write_step(part)
+            self._write_step(self._sequences.following(part, sequence))
             self._step.queue_copy(len(part))
             result = self._pass.run(self._flow(len(part), batched=True), want, trace)
-            self._position += len(part)
+            self._sequences.advance(sequence, len(part))
             if want:
                 rows.append(result.download(want))
-        return self._result("batched", ids, len(starts), rows, before)
+        return self._result("batched", ids, len(starts), rows, before, sequence)
 
-    def decode(self, token: int) -> StepResult:
+    def decode(self, token: int, *, sequence: int = 0) -> StepResult:
         """Feeds one token through the decode graph and reads every link of the tail back."""
-        (token,) = self._accept([token], None)
-        before = dict(self.kernels.routes)
-        self._advance(token)
-        tail = self._tail.record(
-            self._scratch.logits.buffer, 0, self.model.spec.vocab_size, self._stamp
-        )
-        return StepResult(
-            tail.staged_token,
-            tail,
-            self._step.fed_token(0),
-            self._position,
-            self._launches_since(before),
-        )
+        return self.decode_batch([token], [sequence])[0]
 
-    def step(self, token: int) -> int:
+    def decode_batch(
+        self, tokens: Sequence[int], sequences: Sequence[int] | None = None
+    ) -> list[StepResult]:
+        """One token for each of several sequences, by default all, in one step; the tail as decode.
+
+        `routes` of each result are those of the whole step.
+        """
+        before = dict(self.kernels.routes)
+        chosen = self._advance(tokens, sequences)
+        launched = self._launches_since(before)
+        vocabulary = self.model.spec.vocab_size
+        logits = self._scratch.logits
+        results = []
+        for row, sequence in enumerate(chosen):
+            offset = row * vocabulary * 4
+            tail = self._tail.record(logits.buffer, offset, vocabulary, self._stamp, row)
+            position, fed = self.positions[sequence], self._step.fed_token(row)
+            results.append(StepResult(tail.staged_token, tail, fed, position, launched))
+        return results
+
+    def step(self, token: int, *, sequence: int = 0) -> int:
         """The production decode: one graph replay, the next token read from staging.
 
         Reads nothing else back. DeviceError when staging does not hold a token of this very step.
         """
-        check_tokens([token], self.model.spec, self.context_length - self._position)
-        self._advance(token)
-        staged, stamp = self._tail.staged()
+        return self.step_batch([token], [sequence])[0]
+
+    def step_batch(
+        self, tokens: Sequence[int], sequences: Sequence[int] | None = None
+    ) -> list[int]:
+        """The production decode of several sequences, by default all; their next tokens."""
+        chosen = self._advance(tokens, sequences)
+        return [self._emitted(row) for row in range(len(chosen))]
+
+    def _emitted(self, row: int) -> int:
+        staged, stamp = self._tail.staged(row)
         if stamp != self._stamp or staged < 0:
             raise DeviceError(
                 f"sampler tail: staging holds token {staged} of step {stamp}, expected a token of "
@@ -226,20 +265,24 @@ class Engine:
                 f"({vocabulary},)"
             )
         held = self._scratch.logits
-        self._write_step((0,))
+        self._write_step([FlowRow(0, 0)])
         self._step.queue_copy(1)
         held.buffer.upload(np.ascontiguousarray(logits))
         self._tail.queue(self._flow(1, batched=False), held.row(0), vocabulary)
         self.device.stream.synchronise()
         return self._tail.record(held.buffer, 0, vocabulary, self._stamp)
 
-    def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def kv_contents(self, layer: int, sequence: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""
-        return self._cache.contents(layer, self._position)
+        return self._sequences.kv(layer, sequence)
 
-    def recurrent_state(self, layer: int) -> RecurrentState:
+    def recurrent_state(self, layer: int, sequence: int = 0) -> RecurrentState:
         """The state of a delta net layer; its arrays are read from the device when asked for."""
-        return self._pass.states[layer]
+        return self._sequences.state(layer, sequence)
+
+    def contents(self, sequence: int = 0) -> list[bytes]:
+        """All that a sequence has left behind, as bytes: KV of each layer, recurrent states."""
+        return self._sequences.contents(sequence)
 
     def close(self) -> None:
         """Frees all device memory. The engine can't be used afterwards."""
@@ -267,60 +310,55 @@ class Engine:
 
     # --- bookkeeping --------------------------------------------------------------------------
 
-    def _accept(self, tokens: Sequence[int], trace: Trace | None) -> tuple[int, ...]:
+    def _accept(self, tokens: Sequence[int], sequence: int, trace: Trace | None) -> tuple[int, ...]:
         ids = tuple(int(token) for token in tokens)
-        check_tokens(ids, self.model.spec, self.context_length - self._position)
+        check_tokens(ids, self.model.spec, self._sequences.room(sequence))
         if trace is not None:
             trace.tokens += ids
         self._scratch.poison_logits()
         return ids
 
-    def _flow(self, tokens: int, *, batched: bool) -> Flow:
-        return Flow(self.kernels, self._step.buffer, tokens, batched, self.path, self.max_cols)
+    def _flow(self, tokens: int, *, batched: bool, sequences: int = 1) -> Flow:
+        step = self._step.buffer
+        return Flow(self.kernels, step, tokens, batched, self.path, self.max_cols, sequences)
 
-    def _write_step(self, part: Sequence[int]) -> None:
+    def _write_step(self, rows: Sequence[FlowRow]) -> None:
         """Prepares the host side of a flow, after everything queued before has left it alone."""
         self.device.stream.synchronise()
         self._stamp += 1
         self._tail.arm()
-        self._step.write(self._position, self._stamp, part)
+        self._step.write(self._stamp, rows)
 
-    def _advance(self, token: int) -> None:
-        """One token through the decode graph; waits until its result has been staged."""
-        self._write_step((token,))
-        self.kernels.replay(self._graph(with_tail=True))
-        self._position += 1
+    def _advance(self, tokens: Sequence[int], sequences: Sequence[int] | None) -> Sequence[int]:
+        """One token each through the decode graph; waits until the results have been staged."""
+        chosen = range(len(self._sequences)) if sequences is None else sequences
+        if len(tokens) != len(chosen) or not tokens or len(set(chosen)) != len(chosen):
+            raise InputError(
+                f"engine: {len(tokens)} tokens for sequences {list(chosen)}, expected one for each "
+                "of at least one, and each sequence once"
+            )
+        rows: list[FlowRow] = []
+        for token, sequence in zip(tokens, chosen, strict=True):
+            check_tokens([token], self.model.spec, self._sequences.room(sequence))
+            rows += self._sequences.following([int(token)], sequence)
+        self._scratch.poison_logits()
+        self._write_step(rows)
+        self.kernels.replay(self._graph(len(rows), with_tail=True))
+        for sequence in chosen:
+            self._sequences.advance(sequence, 1)
         self.device.stream.synchronise()
+        return chosen
 
-    def _graph(self, *, with_tail: bool) -> CountedGraph:
-        """The captured one-token flow, with or without LM head and sampler tail."""
-        if with_tail not in self._graphs:
+    def _graph(self, rows: int, *, with_tail: bool) -> CountedGraph:
+        """The captured flow of one token each of `rows` sequences, with or without LM head and
+        sampler tail."""
+        if (rows, with_tail) not in self._graphs:
+            flow = self._flow(rows, batched=rows > 1, sequences=rows)
             with self.kernels.capture() as captured:
-                self._step.queue_copy(1)
-                self._pass.run(self._flow(1, batched=False), int(with_tail), None)
-            self._graphs[with_tail] = captured[0]
-        return self._graphs[with_tail]
-
-    def _rewind(self, position: int) -> None:
-        """Back to `position` of the cache; recurrent states can only go back to their start."""
-        self._cache.poison(position)
-        for state in self._pass.states.values():
-            state.reset()
-        self._position = position
-
-    def _recurrent_contents(self) -> dict[int, tuple[NDArray[Any], NDArray[Any]]]:
-        return {layer: (state.memory, state.tail) for layer, state in self._pass.states.items()}
-
-    def _contents(self) -> list[bytes]:
-        """All that the sequence has left behind, as bytes: KV of each layer, recurrent states."""
-        kv = [
-            array.tobytes()
-            for layer in self.model.spec.layers
-            if layer.owns_kv
-            for array in self.kv_contents(layer.index)
-        ]
-        states = self._recurrent_contents().values()
-        return [*kv, *(array.tobytes() for pair in states for array in pair)]
+                self._step.queue_copy(rows)
+                self._pass.run(flow, rows if with_tail else 0, None)
+            self._graphs[rows, with_tail] = captured[0]
+        return self._graphs[rows, with_tail]
 
     def _launches_since(self, before: Mapping[Key, int]) -> dict[str, int]:
         """Launches per registry row after `before` was copied from the counters."""
@@ -337,6 +375,7 @@ class Engine:
         chunks: int,
         rows: list[NDArray[np.float32]],
         before: Mapping[Key, int],
+        sequence: int,
     ) -> PrefillResult:
         logits = np.concatenate(rows, axis=0)
         in_last_flow = 1 if mode == "per-token" else len(ids) - (chunks - 1) * self.chunk
@@ -354,6 +393,6 @@ class Engine:
             tail=tail,
             fed_token=self._step.fed_token(in_last_flow - 1),
             routes=self._launches_since(before),
-            position=self._position,
+            position=self.positions[sequence],
             logits_poisoned=int((tail.logits.view(np.uint32) == POISON_BITS).sum()),
         )

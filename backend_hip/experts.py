@@ -1,6 +1,6 @@
 """Routed experts on the device: route, group, multiply, combine. Names as in reference/moe.py."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend_hip.device import Buffer
 from backend_hip.ops import Flow, Values, gated
@@ -67,9 +67,7 @@ def routed_sum(
     gate, up, down = matrices
     _product(flow, x, gate, routing, experts, scratch.gate, share=experts.used)
     _product(flow, x, up, routing, experts, scratch.up, share=experts.used)
-    pairs = Flow(
-        flow.kernels, flow.step, flow.tokens * experts.used, flow.batched, flow.path, flow.max_cols
-    )
+    pairs = replace(flow, tokens=flow.tokens * experts.used)
     gated(pairs, scratch.gate, scratch.up, scratch.gate, activation)
     _product(flow, scratch.gate, down, routing, experts, scratch.out, share=1)
     key = ("combine_experts", "", "any")

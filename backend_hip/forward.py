@@ -71,6 +71,7 @@ class Forward:
         scratch: Scratch,
         tail: SamplerTail,
         kv_types: str,
+        sequences: int = 1,
     ) -> None:
         self._spec = model.spec
         self._weights = weights
@@ -84,7 +85,7 @@ class Forward:
             spec, device, None if factors is None else factors.vector(), cache.context_length
         )
         self.states = {
-            layer.index: RecurrentState(layer.delta_net, device, layer.index)
+            layer.index: RecurrentState(layer.delta_net, device, layer.index, sequences)
             for layer in spec.layers
             if layer.delta_net is not None
         }
@@ -161,7 +162,7 @@ class Forward:
         if not want_rows:
             return s.logits
         last = replace(flow, tokens=want_rows)
-        logits = s.logits if want_rows == 1 else s.all_logits()
+        logits = s.logits if want_rows == flow.sequences else s.all_logits()
         output_norm = weights.top["output_norm"]
         self._norm(last, s.x.from_row(flow.tokens - want_rows), output_norm, s.normed)
         record("result_norm", s.normed, rows=want_rows)
@@ -171,7 +172,7 @@ class Forward:
         if spec.logit_softcap is not None:
             ops.soft_cap(last, logits, spec.logit_softcap)
         record(LOGITS, logits, rows=want_rows)
-        self._tail.queue(flow, logits.row(want_rows - 1), spec.vocab_size)
+        self._tail.queue(flow, logits.row(want_rows - flow.sequences), spec.vocab_size)
         return logits
 
     def _attention(self, chunk: _Chunk, layer: LayerSpec) -> None:

@@ -62,8 +62,9 @@ class Values:
 class Flow:
     """What the ops of one command flow share.
 
-    `step` is the device array of kernels/flow.h; `tokens` the number of tokens; `batched` chooses
-    the batched products of `path`, otherwise the one-column kernel runs.
+    `step` is the device array of kernels/flow.h; `tokens` the number of rows, which belong to
+    `sequences` sequences in equal parts; `batched` chooses the batched products of `path`,
+    otherwise the one-column kernel runs.
     """
 
     kernels: Kernels
@@ -72,6 +73,7 @@ class Flow:
     batched: bool
     path: str
     max_cols: int
+    sequences: int = 1
 
 
 def embed(flow: Flow, table: DeviceTensor, x: Values, factor: float) -> None:
@@ -249,8 +251,9 @@ def gated_layer(
 
 
 def argmax(flow: Flow, logits: DevicePointer, result: Buffer, count: int) -> None:
-    """result = {index of the largest logit, the step's stamp}."""
-    flow.kernels.launch(("argmax", "", "any"), (1, 1), logits, flow.step, result, count)
+    """result = {index of the largest logit, the step's stamp} of each sequence."""
+    grid = (1, flow.sequences)
+    flow.kernels.launch(("argmax", "", "any"), grid, logits, flow.step, result, count)
 
 
 def _blocks(count: int, per_block: int) -> int:

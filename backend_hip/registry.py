@@ -127,10 +127,10 @@ def _rows() -> Iterable[KernelRow]:
     yield _row("group_by_expert", "route.hip", "PPPi", WAVE, sized="EXPERTS")
     yield _row("combine_experts", "combine_experts.hip", "PPPPPii", 64)
 
-    yield _row("convolve", "delta_inputs.hip", "PPPPiii", 64)
+    yield _row("convolve", "delta_inputs.hip", "PPPPPiii", 64)
     yield _row("unit_heads", "delta_inputs.hip", "PPiiff", WAVE)
     yield _row("delta_gates", "delta_inputs.hip", "PPPPPii", 64)
-    yield _row("delta_rule", "delta_net.hip", "PPPPPPPiii", 0, sized="STATE_SIZE")
+    yield _row("delta_rule", "delta_net.hip", "PPPPPPPPiii", 0, sized="STATE_SIZE")
 
     yield _row("argmax", "argmax.hip", "PPPi", 256)
 

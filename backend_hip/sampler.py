@@ -17,33 +17,36 @@ _RESULT_NBYTES = 8
 
 
 class SamplerTail:
-    """Owns the device result {token, stamp} and its staging copy."""
+    """Owns the device results, {token, stamp} for each of `rows` sequences, and their staging."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, rows: int = 1) -> None:
         self._device = device
-        self._result = Buffer(device, _RESULT_NBYTES, "argmax result")
+        self._result = Buffer(device, rows * _RESULT_NBYTES, "argmax result")
         self._result.poison()
-        self._staging = PinnedArray((2,), np.int32, "argmax staging")
+        self._staging = PinnedArray((rows, 2), np.int32, "argmax staging")
 
     def arm(self) -> None:
         """Poisons staging. Only when no copy into it is in flight."""
         self._staging.array[:] = POISON
 
     def queue(self, flow: ops.Flow, logits: DevicePointer, count: int) -> None:
-        """Queues argmax over `count` logits and the copy of its result to staging."""
+        """Queues argmax over `count` logits of each sequence and the copy of all to staging."""
+        nbytes = flow.sequences * _RESULT_NBYTES
         ops.argmax(flow, logits, self._result, count)
         self._device.stream.copy(
-            self._staging.address, self._result.address, _RESULT_NBYTES, to_device=False
+            self._staging.address, self._result.address, nbytes, to_device=False
         )
 
-    def staged(self) -> tuple[int, int]:
+    def staged(self, row: int = 0) -> tuple[int, int]:
         """{token, stamp} in staging; the stream must have been synchronised."""
-        return int(self._staging.array[0]), int(self._staging.array[1])
+        return int(self._staging.array[row, 0]), int(self._staging.array[row, 1])
 
-    def record(self, logits: Buffer, offset_nbytes: int, count: int, stamp: int) -> TailRecord:
-        """Reads every link back, in the order staging first, so that reading can't refresh it."""
-        token, staged_stamp = self.staged()
-        device_token, device_stamp = self._result.download((2,), np.int32)
+    def record(
+        self, logits: Buffer, offset_nbytes: int, count: int, stamp: int, row: int = 0
+    ) -> TailRecord:
+        """Reads every link of one row back, staging first, so that reading can't refresh it."""
+        token, staged_stamp = self.staged(row)
+        device_token, device_stamp = self._result.download((2,), np.int32, row * _RESULT_NBYTES)
         return TailRecord(
             poison=POISON,
             staged_token=token,

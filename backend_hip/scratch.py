@@ -9,7 +9,7 @@ from reference.model.spec import ModelSpec
 class Scratch:
     """Buffers as wide as the widest layer; `width(...)` gives the view that a layer needs."""
 
-    def __init__(self, spec: ModelSpec, device: Device, rows: int) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, rows: int, sequences: int = 1) -> None:
         self._device = device
         self._rows = rows
         self._buffers: list[Buffer] = []
@@ -33,7 +33,7 @@ class Scratch:
         self.out = self._values("block output", width)
         self.gate = self._values("gate", inner)
         self.up = self._values("up", inner)
-        self.logits = self._values("logits", spec.vocab_size, 1)
+        self.logits = self._values("logits", spec.vocab_size, sequences)
         self._all_logits: Values | None = None
         if spec.gated_attention:
             self.both = self._values("queries and gates", 2 * queries)

@@ -1,6 +1,7 @@
 """Device memory that a running engine owns: KV cache, RoPE tables, step input."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,31 @@ _STORAGE: dict[str, np.dtype[Any]] = {
     "f16": np.dtype(np.float16),
 }
 
-# Layout of kernels/flow.h.
-_POSITION, _STAMP, _TOKENS = 0, 1, 4
+# Layout of kernels/flow.h: a header, then four fields a row.
+_STAMP, _ROWS, _FIELDS = 0, 4, 4
+_TOKEN, _POSITION, _CACHE, _SEQUENCE = range(_FIELDS)
 
 
 class DeviceCache:
-    """Keys and values of one sequence, contiguous: per layer (context, KVH, D) in storage type."""
+    """Keys and values: per layer and sequence (context, KVH, D) in storage type, contiguous."""
 
-    def __init__(self, spec: ModelSpec, device: Device, types: tuple[str, str], context: int):
+    def __init__(
+        self,
+        spec: ModelSpec,
+        device: Device,
+        types: tuple[str, str],
+        context: int,
+        sequences: int = 1,
+    ) -> None:
         self._spec = spec
+        self._sequences = sequences
         self._types = tuple(_STORAGE[name] for name in types)
         self.context_length = context
         self.keys, self.values = (
             {
                 layer.index: Buffer(
                     device,
-                    context * layer.head_count_kv * layer.head_size * dtype.itemsize,
+                    sequences * context * layer.head_count_kv * layer.head_size * dtype.itemsize,
                     f"KV cache of layer {layer.index}",
                 )
                 for layer in spec.layers
@@ -38,23 +48,36 @@ class DeviceCache:
             for dtype in self._types
         )
 
-    def contents(self, layer: int, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies of the first `count` keys and values of one layer, each (count, KVH, D)."""
+    def start(self, sequence: int) -> int:
+        """The cache row that holds position 0 of a sequence."""
+        return sequence * self.context_length
+
+    def contents(
+        self, layer: int, count: int, sequence: int = 0
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Copies of a sequence's first `count` keys and values of a layer, each (count, KVH, D)."""
         shape = (count, self._spec.layers[layer].head_count_kv, self._spec.layers[layer].head_size)
         key_type, value_type = self._types
         return (
-            self.keys[layer].download(shape, key_type),
-            self.values[layer].download(shape, value_type),
+            self.keys[layer].download(shape, key_type, self._offset(self.keys[layer], sequence)),
+            self.values[layer].download(
+                shape, value_type, self._offset(self.values[layer], sequence)
+            ),
         )
 
-    def poison(self, keep: int = 0) -> None:
-        """Overwrites everything after the first `keep` positions, so that nothing stale is read."""
+    def poison(self, keep: int = 0, sequence: int = 0) -> None:
+        """Overwrites a sequence after its first `keep` positions, so that nothing stale is read."""
         for buffer in (*self.keys.values(), *self.values.values()):
-            buffer.poison(keep * (buffer.nbytes // self.context_length))
+            kept = keep * (buffer.nbytes // (self._sequences * self.context_length))
+            nbytes = buffer.nbytes // self._sequences - kept
+            buffer.poison(self._offset(buffer, sequence) + kept, nbytes)
 
     def free(self) -> None:
         for buffer in (*self.keys.values(), *self.values.values()):
             buffer.free()
+
+    def _offset(self, buffer: Buffer, sequence: int) -> int:
+        return sequence * (buffer.nbytes // self._sequences)
 
 
 class RopeTables:
@@ -104,29 +127,43 @@ def _upload(device: Device, values: NDArray[np.float64], name: str) -> Buffer:
     return buffer
 
 
-class StepInput:
-    """Position, stamp and tokens of one flow: pinned on the host, copied by the flow."""
+@dataclass(frozen=True)
+class FlowRow:
+    """One token of a flow: its place in its sequence, and where the sequence's cache begins."""
 
-    def __init__(self, device: Device, max_tokens: int) -> None:
+    token: int
+    position: int
+    cache_start: int = 0
+    sequence: int = 0
+
+
+class StepInput:
+    """Stamp and rows of one flow: pinned on the host, copied by the flow."""
+
+    def __init__(self, device: Device, max_rows: int) -> None:
         self._device = device
-        self._host = PinnedArray((_TOKENS + max_tokens,), np.int32, "step input")
+        self._host = PinnedArray((_ROWS + _FIELDS * max_rows,), np.int32, "step input")
         self._host.array[:] = -1
         self.buffer = Buffer(device, self._host.nbytes, "step input")
 
-    def write(self, position: int, stamp: int, tokens: Sequence[int]) -> None:
+    def write(self, stamp: int, rows: Sequence[FlowRow]) -> None:
         """Sets the host side. Only when no copy from it is in flight."""
-        self._host.array[_POSITION] = position
         self._host.array[_STAMP] = stamp
-        self._host.array[_TOKENS : _TOKENS + len(tokens)] = tokens
+        fields = self._host.array[_ROWS : _ROWS + _FIELDS * len(rows)].reshape(-1, _FIELDS)
+        fields[:, _TOKEN] = [row.token for row in rows]
+        fields[:, _POSITION] = [row.position for row in rows]
+        fields[:, _CACHE] = [row.cache_start for row in rows]
+        fields[:, _SEQUENCE] = [row.sequence for row in rows]
 
     def queue_copy(self, count: int) -> None:
-        """Queues the copy of a flow with `count` tokens to the device."""
-        nbytes = (_TOKENS + count) * 4
+        """Queues the copy of a flow with `count` rows to the device."""
+        nbytes = (_ROWS + _FIELDS * count) * 4
         self._device.stream.copy(self.buffer.address, self._host.address, nbytes, to_device=True)
 
     def fed_token(self, index: int) -> int:
-        """The token id at place `index` as the device holds it."""
-        return int(self.buffer.download((1,), np.int32, (_TOKENS + index) * 4)[0])
+        """The token id of row `index` as the device holds it."""
+        place = _ROWS + _FIELDS * index + _TOKEN
+        return int(self.buffer.download((1,), np.int32, place * 4)[0])
 
     def free(self) -> None:
         self._host.free()

@@ -6,10 +6,12 @@
 constexpr int WAVES = SIMT_BLOCK / SIMT_WAVE;
 constexpr int32_t NAN_TOKEN = -2;
 
-// logits (count); result {token, stamp}. Grid: 1.
+// logits (rows, count); result (rows) of {token, stamp}. Grid: (1, rows).
 SIMT_KERNEL(argmax, const float* logits, const int32_t* step, int32_t* result, int32_t count) {
     SIMT_SHARED(float, values, WAVES);
     SIMT_SHARED(int32_t, indices, WAVES);
+    logits += static_cast<int64_t>(simt::block_y()) * count;
+    result += 2 * simt::block_y();
     Best best = {0.0f, -1};
     for (int i = simt::thread(); i < count; i += SIMT_BLOCK) {
         best = better(best, Best{logits[i], i});

@@ -15,7 +15,8 @@ using V = kv::Storage<V_TYPE>;
 constexpr int TILE = SIMT_WAVE;
 constexpr int SLOTS = (HEAD_SIZE + SIMT_WAVE - 1) / SIMT_WAVE;  // value elements per lane
 
-// q, out (count, heads, HEAD_SIZE); keys, values (context, kv_heads, HEAD_SIZE).
+// q, out (count, heads, HEAD_SIZE); keys, values: cache rows of
+// (kv_heads, HEAD_SIZE), a sequence's one after another.
 // window 0: none; else keys at distance >= window are masked. Grid: (heads, count).
 SIMT_KERNEL(attention, const float* q, const K::Element* keys, const V::Element* values, float* out,
             const int32_t* step, int32_t kv_heads, int32_t window, float scale) {
@@ -25,10 +26,11 @@ SIMT_KERNEL(attention, const float* q, const K::Element* keys, const V::Element*
     const int heads = simt::grid_x();
     const int kv_head = simt::block_x() / (heads / kv_heads);
     const int64_t row_size = static_cast<int64_t>(kv_heads) * HEAD_SIZE;
-    const int position = step[flow::POSITION] + simt::block_y();
+    const int position = flow::position(step, simt::block_y());
     const int64_t head = static_cast<int64_t>(simt::block_y()) * heads + simt::block_x();
-    keys += static_cast<int64_t>(kv_head) * HEAD_SIZE;
-    values += static_cast<int64_t>(kv_head) * HEAD_SIZE;
+    const int64_t start = flow::cache_start(step, simt::block_y()) * row_size;
+    keys += start + static_cast<int64_t>(kv_head) * HEAD_SIZE;
+    values += start + static_cast<int64_t>(kv_head) * HEAD_SIZE;
 
     for (int d = lane; d < HEAD_SIZE; d += SIMT_WAVE) query[d] = q[head * HEAD_SIZE + d];
     simt::wave_sync();

@@ -1,14 +1,20 @@
 // What the delta net's recurrence reads: convolved channels, unit keys and queries, decay and beta.
+#include "flow.h"
 #include "numeric.h"
 
 // Causal depthwise convolution over the tokens, then SiLU. One thread per channel walks the chunk;
-// `tail` (taps - 1, channels) holds the inputs before it, oldest first, and is replaced by its last.
-// x, y (count, channels); kernel (channels, taps). Grid: ceil(channels / block).
-SIMT_KERNEL(convolve, const float* x, const float* kernel, float* tail, float* y, int32_t channels,
-            int32_t count, int32_t taps) {
+// `tail`, per sequence (taps - 1, channels), holds the inputs before it, oldest first, and is
+// replaced by its last. x, y: `count` rows of (channels) per sequence; kernel (channels, taps).
+// Grid: (ceil(channels / block), sequences).
+SIMT_KERNEL(convolve, const float* x, const float* kernel, float* tail, float* y,
+            const int32_t* step, int32_t channels, int32_t count, int32_t taps) {
     const int channel = simt::block_x() * SIMT_BLOCK + simt::thread();
     if (channel >= channels) return;
     const int history = taps - 1;
+    const int first = simt::block_y() * count;
+    x += static_cast<int64_t>(first) * channels;
+    y += static_cast<int64_t>(first) * channels;
+    tail += static_cast<int64_t>(flow::sequence(step, first)) * history * channels;
     // Input at token t of the chunk; negative t is history.
     for (int64_t t = 0; t < count; ++t) {
         float sum = 0.0f;

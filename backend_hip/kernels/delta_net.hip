@@ -1,6 +1,7 @@
 // The gated delta net's recurrence: one block per value head walks the chunk's tokens with the state
 // in registers, so that it is loaded and stored once per chunk and head. A thread owns one value
 // column of the state; nothing is reduced across threads, so chunking never changes a bit.
+#include "flow.h"
 #include "numeric.h"
 
 #ifndef STATE_SIZE
@@ -9,16 +10,26 @@
 static_assert(SIMT_BLOCK == STATE_SIZE, "one thread per value column");
 
 // q, k (count, key_heads, STATE_SIZE); v: rows of v_stride with the heads' values one after
-// another; log_decay, beta (count, heads); memory (heads, STATE_SIZE keys, STATE_SIZE values);
-// out (count, heads, STATE_SIZE). Value head h reads key head h mod key_heads. Grid: heads.
+// another; log_decay, beta (count, heads); memory: per sequence (heads, STATE_SIZE keys,
+// STATE_SIZE values); out (count, heads, STATE_SIZE). Value head h reads key head h mod key_heads.
+// `count` rows per sequence. Grid: (heads, sequences).
 SIMT_KERNEL(delta_rule, const float* q, const float* k, const float* v, const float* log_decay,
-            const float* beta, float* memory, float* out, int32_t key_heads, int32_t v_stride,
-            int32_t count) {
+            const float* beta, float* memory, float* out, const int32_t* step, int32_t key_heads,
+            int32_t v_stride, int32_t count) {
     SIMT_SHARED(float, key, STATE_SIZE);
     SIMT_SHARED(float, query, STATE_SIZE);
     const int column = simt::thread();
     const int head = simt::block_x();
     const int heads = simt::grid_x();
+    const int64_t first = static_cast<int64_t>(simt::block_y()) * count;
+    const int64_t sequence = flow::sequence(step, static_cast<int>(first));
+    q += first * key_heads * STATE_SIZE;
+    k += first * key_heads * STATE_SIZE;
+    v += first * v_stride;
+    log_decay += first * heads;
+    beta += first * heads;
+    out += first * heads * STATE_SIZE;
+    memory += sequence * heads * STATE_SIZE * STATE_SIZE;
     float* stored = memory + static_cast<int64_t>(head) * STATE_SIZE * STATE_SIZE + column;
     float state[STATE_SIZE];
     SIMT_UNROLL

@@ -9,7 +9,7 @@ SIMT_KERNEL(embed, const uint8_t* table, const int32_t* step, float* x, int32_t 
     if (k >= width) return;
     const int token = simt::block_y();
     float w[formats::STRIPE];
-    formats::decode(formats::row_at(table, step[flow::TOKENS + token], width), k, width, w);
+    formats::decode(formats::row_at(table, flow::token(step, token), width), k, width, w);
     SIMT_UNROLL
     for (int i = 0; i < formats::STRIPE; ++i) {
         if (k + i < width) x[static_cast<int64_t>(token) * width + k + i] = w[i] * scale;

@@ -14,7 +14,8 @@ SIMT_KERNEL(kv_write, const float* k, const float* v, K::Element* keys, V::Eleme
     const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
     if (i >= width) return;
     const int64_t source = static_cast<int64_t>(simt::block_y()) * width + i;
-    const int64_t target = (static_cast<int64_t>(step[flow::POSITION]) + simt::block_y()) * width + i;
+    const int64_t position = flow::position(step, simt::block_y());
+    const int64_t target = (flow::cache_start(step, simt::block_y()) + position) * width + i;
     keys[target] = K::store(k[source]);
     values[target] = V::store(v[source]);
 }

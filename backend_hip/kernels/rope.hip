@@ -10,7 +10,7 @@
 SIMT_KERNEL(rope, float* x, const float* cosine, const float* sine, const int32_t* step,
             int32_t head_size, int32_t half) {
     const int token = simt::block_y();
-    const int64_t position = step[flow::POSITION] + token;
+    const int64_t position = flow::position(step, token);
     const int64_t head = static_cast<int64_t>(token) * simt::grid_x() + simt::block_x();
     float* values = x + head * head_size;
     for (int j = simt::thread(); j < half; j += SIMT_BLOCK) {

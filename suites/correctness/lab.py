@@ -10,7 +10,7 @@ from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import REGISTRY, Key
-from backend_hip.state import StepInput
+from backend_hip.state import FlowRow, StepInput
 from backend_hip.weights import DeviceTensor
 from reference.model.quant import FORMATS
 from reference.quantise import quantise
@@ -49,7 +49,7 @@ class Lab:
         kernels = Kernels(self.device, REGISTRY, keys, parameters)
         step = StepInput(self.device, len(tokens))
         self._owned += [kernels, step]
-        step.write(position, stamp, tokens)
+        step.write(stamp, [FlowRow(token, position + i) for i, token in enumerate(tokens)])
         step.queue_copy(len(tokens))
         self.device.stream.synchronise()
         return Flow(kernels, step.buffer, len(tokens), batched, path, max_cols)

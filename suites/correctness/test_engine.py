@@ -25,16 +25,6 @@ from suites.harness.verdict import State
 EngineFor = Callable[..., Engine]
 
 
-def left_behind(engine: Engine) -> list[bytes]:
-    """KV and recurrent state of every layer, as bytes."""
-    layers = engine.model.spec.layers
-    kv = [engine.kv_contents(layer.index) for layer in layers if layer.owns_kv]
-    nets = [engine.recurrent_state(layer.index) for layer in layers if layer.delta_net is not None]
-    arrays = [array for pair in kv for array in pair]
-    arrays += [array for net in nets for array in (net.memory, net.tail)]
-    return [array.tobytes() for array in arrays]
-
-
 @pytest.mark.parametrize("model", ORACLES)
 @pytest.mark.parametrize("prefill", ["per-token", "batched"])
 def test_logits_agree_with_llama_cpp(model: str, prefill: str, engine_for: EngineFor) -> None:
@@ -237,12 +227,12 @@ def test_switch_chooses_the_mode_and_validate_leaves_a_clean_state(
     with Engine(loaded, device, batched_prefill="on") as engine:
         clean = engine.prefill(tokens)
         assert clean.mode == "batched"
-        contents = left_behind(engine)
+        contents = engine.contents()
         following = engine.decode(7).tail.logits
     with Engine(loaded, device, batched_prefill="validate", judge=prefill_judge) as engine:
         result = engine.prefill(tokens)
         assert engine.validation.state is State.OK
         assert result.logits.tobytes() == clean.logits.tobytes()
         assert engine.position == len(tokens)
-        assert left_behind(engine) == contents
+        assert engine.contents() == contents
         assert engine.decode(7).tail.logits.tobytes() == following.tobytes()

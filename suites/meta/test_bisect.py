@@ -270,8 +270,8 @@ def test_batched_that_runs_per_token(device: Device) -> None:
 class _ForgetsTheLast(Engine):
     """The cache that is read back lacks what the last write wrote in layer 1."""
 
-    def kv_contents(self, layer: int) -> Any:
-        keys, values = super().kv_contents(layer)
+    def kv_contents(self, layer: int, sequence: int = 0) -> Any:
+        keys, values = super().kv_contents(layer, sequence)
         if layer == 1 and len(keys):
             keys[-1] = 0
         return keys, values
@@ -294,10 +294,11 @@ def test_a_wrong_cache_behind_right_keys(device: Device) -> None:
 class _OldPosition(Engine):
     """Decoding replays its graph at the position before."""
 
-    def _advance(self, token: int) -> None:
-        self._position -= 1
-        super()._advance(token)
-        self._position += 1
+    def _advance(self, tokens: Any, sequences: Any) -> Any:
+        self._sequences.advance(0, -1)
+        chosen = super()._advance(tokens, sequences)
+        self._sequences.advance(0, 1)
+        return chosen
 
 
 def test_what_only_decoding_gets_wrong(device: Device) -> None:
@@ -314,8 +315,8 @@ def test_what_only_decoding_gets_wrong(device: Device) -> None:
 
 
 class _StepReturnsItsInput(Engine):
-    def step(self, token: int) -> int:
-        super().step(token)
+    def step(self, token: int, *, sequence: int = 0) -> int:
+        super().step(token, sequence=sequence)
         return token
 
 

@@ -4,7 +4,7 @@ Every planted fault must be found by drawn cases, shrink to the smallest case th
 there again when that case's id is replayed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -74,9 +74,9 @@ def _walker(device: Device) -> Walker:
 def _partial_chunk_too_short(patch: pytest.MonkeyPatch) -> None:
     flow = Engine._flow
 
-    def broken(self: Engine, tokens: int, *, batched: bool) -> ops.Flow:
+    def broken(self: Engine, tokens: int, *, batched: bool, **rest: Any) -> ops.Flow:
         short = batched and self.position and 1 < tokens < self.chunk
-        return flow(self, tokens - 1 if short else tokens, batched=batched)
+        return flow(self, tokens - 1 if short else tokens, batched=batched, **rest)
 
     patch.setattr(Engine, "_flow", broken)
 
@@ -85,8 +85,9 @@ def _write(change: Callable[[state.StepInput, int, int], int]) -> Plant:
     """The position that a flow is told becomes change(step, position, tokens)."""
     write = state.StepInput.write
 
-    def broken(self: state.StepInput, position: int, stamp: int, part: Any) -> None:
-        write(self, change(self, position, len(part)), stamp, part)
+    def broken(self: state.StepInput, stamp: int, rows: Sequence[state.FlowRow]) -> None:
+        off = change(self, rows[0].position, len(rows)) - rows[0].position
+        write(self, stamp, [replace(row, position=row.position + off) for row in rows])
 
     return lambda patch: patch.setattr(state.StepInput, "write", broken)
 
