@@ -14,6 +14,7 @@ from typing import Any
 from backend_hip.compile import KernelSource, build, flatten
 from backend_hip.device import Device, Graph, Kernel, Module, Progress
 from backend_hip.registry import KernelRow, Key, Registry
+from backend_hip.tuning import shape_of
 from backend_hip.wave import WAVE
 
 
@@ -56,7 +57,8 @@ class Kernels:
         self._kernels: dict[Key, Kernel] = {}
         rows = [registry.find(*key) for key in keys]
         sources = {
-            key: source_of(row, parameters, _size(key)) for key, row in zip(keys, rows, strict=True)
+            key: source_of(row, parameters, _size(key), device.architecture)
+            for key, row in zip(keys, rows, strict=True)
         }
         code = build(device, list(sources.values()), progress=progress)
         self._code = {key: (source, code[source]) for key, source in sources.items()}
@@ -77,6 +79,11 @@ class Kernels:
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
         return self._required(key).block
+
+    def rows_per_block(self, key: Key) -> int:
+        """Rows of a weight matrix that a block of a product's kernel takes."""
+        waves = self.block(key) // WAVE
+        return waves * shape_of(self.device.architecture, key[0])["ROWS_PER_WAVE"]
 
     def identities(self) -> Mapping[str, KernelIdentity]:
         """By registry row, as `route_name` writes it."""
@@ -127,13 +134,17 @@ def route_name(key: Key) -> str:
     return " ".join(part for part in key if part)
 
 
-def source_of(row: KernelRow, parameters: Mapping[str, int], size: int = 0) -> KernelSource:
+def source_of(
+    row: KernelRow, parameters: Mapping[str, int], size: int = 0, architecture: str = "gfx1201"
+) -> KernelSource:
     """What to compile for a row.
 
-    `parameters` supplies the defines that depend on the engine, `size` the row's sized define.
+    `parameters` supplies the defines that depend on the engine, `size` the row's sized define,
+    `architecture` chooses the shape.
     """
     sizes = (("SIMT_BLOCK", row.block or size), ("SIMT_WAVE", WAVE))
     chosen = tuple((name, parameters[name]) for name in row.parameters)
+    chosen += tuple((name, shape_of(architecture, row.op)[name]) for name in row.shape)
     if row.sized:
         chosen += ((row.sized, size),)
     return KernelSource(row.file, (*sizes, *row.defines, *chosen))

@@ -99,7 +99,7 @@ class Engine:
         self._graphs: dict[tuple[int, bool], CountedGraph] = {}
 
         kv_types = f"{kv_type_k},{kv_type_v}"
-        keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v)
+        keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v, sequences)
         parameters = {"MAX_COLS": max_cols}
         self.kernels = Kernels(device, registry, keys, parameters, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.wave import WAVE
+from backend_hip.registry import few_columns
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
 
@@ -173,13 +173,19 @@ def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
     _require("linear", f"y for {weight.name}", y.width, rows)
     if not flow.batched:
         key = ("matvec", weight.format, "kparallel")
-        grid = (_blocks(rows, flow.kernels.block(key) // WAVE), 1)
+        grid = (_blocks(rows, flow.kernels.rows_per_block(key)), 1)
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, y.pointer, rows, columns)
         return
-    key = ("matvec_batched", weight.format, flow.path)
-    per_block = flow.kernels.block(key) // (WAVE if flow.path == "kparallel" else 1)
-    for start in range(0, flow.tokens, flow.max_cols):
-        count = min(flow.max_cols, flow.tokens - start)
+    few = few_columns(flow.path, flow.sequences)
+    if few:
+        key = ("matvec_few", f"{weight.format}@{few}", flow.path)
+    else:
+        key = ("matvec_batched", weight.format, flow.path)
+    serial = flow.path == "serial"
+    per_block = flow.kernels.block(key) if serial else flow.kernels.rows_per_block(key)
+    columns_at_once = few or flow.max_cols
+    for start in range(0, flow.tokens, columns_at_once):
+        count = min(columns_at_once, flow.tokens - start)
         flow.kernels.launch(
             key,
             (_blocks(rows, per_block), 1),

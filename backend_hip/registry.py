@@ -33,7 +33,8 @@ class KernelRow:
 
     `signature`: see launch_arguments.py. `block`: threads per block, 0 for one per element of the
     sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
-    value stands in the key, as in "f16,f16@128", because layers differ in it.
+    value stands in the key, as in "f16,f16@128", because layers differ in it. `shape` names
+    defines that the architecture chooses (tuning.py).
     """
 
     op: str
@@ -46,6 +47,7 @@ class KernelRow:
     defines: tuple[tuple[str, int], ...] = ()
     parameters: tuple[str, ...] = ()
     sized: str = ""
+    shape: tuple[str, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -96,8 +98,12 @@ def _rows() -> Iterable[KernelRow]:
         product = form | {"path": "kparallel"}
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
-        yield _row("matvec", "matvec.hip", "PPPii", 4 * WAVE, **product)
-        yield _row("matvec_batched", "matvec_batched.hip", "PPPiii", 4 * WAVE, **product, **columns)
+        one = {"shape": ("ROWS_PER_WAVE", "STAGE")}
+        yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **product, **one)
+        many = product | {"entry": "matvec_batched", "shape": ("ROWS_PER_WAVE", "STAGE_COLUMNS")}
+        file, signature = "matvec_batched.hip", "PPPiii"
+        yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)
+        yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
         experts = product | columns
@@ -171,13 +177,34 @@ class Registry:
 REGISTRY = Registry(_rows())
 
 
+FEW_COLUMNS = (4, 8, 16)
+"""Columns of the kernels that multiply a decode step of several sequences; more take the batched
+kernel, whose number of columns the engine chooses."""
+
+
+def few_columns(path: str, sequences: int) -> int:
+    """The fewest columns of a kernel for a decode step; 0 where the batched kernel runs."""
+    fitting = [columns for columns in FEW_COLUMNS if columns >= sequences]
+    return fitting[0] if path == "kparallel" and fitting and sequences > 1 else 0
+
+
 def requirements(
-    spec: ModelSpec, weights: Weights, path: str, kv_type_k: str, kv_type_v: str
+    spec: ModelSpec,
+    weights: Weights,
+    path: str,
+    kv_type_k: str,
+    kv_type_v: str,
+    sequences: int = 1,
 ) -> list[Key]:
-    """Every row that a model needs on a path, each once. Raises InputError for an unknown name."""
+    """Every row that a model needs on a path, each once, with decode steps of up to `sequences`.
+
+    Raises InputError for an unknown path.
+    """
     if path not in PATHS:
         raise InputError(f"engine: path is {path}, expected one of {', '.join(PATHS)}")
     kv = f"{kv_type_k},{kv_type_v}"
+    batches = range(2, sequences + 1)
+    few_kernels = sorted({few_columns(path, batch) for batch in batches} - {0})
     keys: list[Key] = [("embed", weights.top["token_embd"].format.name, "any")]
     ops = ["rms_norm", "add_rms_norm", "add", "argmax"]
     for layer in spec.layers:
@@ -201,6 +228,7 @@ def requirements(
             if layer.experts.shared_length is not None:
                 # The shared expert's gate is a vector, read as a matrix of one row.
                 keys += [("matvec", "F32", "kparallel"), ("matvec_batched", "F32", path)]
+                keys += [("matvec_few", f"F32@{few}", path) for few in few_kernels]
         if layer.output_scale:
             ops.append("scale")
     keys.append(("gated", spec.activation, "any"))
@@ -218,6 +246,7 @@ def requirements(
     for tensor in weights.matrices():
         keys.append(("matvec", tensor.format.name, "kparallel"))
         keys.append(("matvec_batched", tensor.format.name, path))
+        keys += [("matvec_few", f"{tensor.format.name}@{few}", path) for few in few_kernels]
     for tensor in weights.expert_matrices():
         keys.append(("matvec_expert", tensor.format.name, "kparallel"))
         keys.append(("matvec_experts", tensor.format.name, "kparallel"))

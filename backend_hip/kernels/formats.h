@@ -1,8 +1,20 @@
-// Weight formats: one row of a matrix as bytes, decoded eight consecutive elements at a time.
+// Weight formats: one row of a matrix as bytes, decoded in runs of consecutive elements.
 //
-// WEIGHT_FORMAT is ggml's type number; BLOCK_BYTES and BLOCK_ELEMENTS come from
-// reference/model/quant.py and are asserted here. Layouts are ggml's (ggml-common.h). Rounding is
-// that of gguf-py: scale products first, then scale * quant, then the minimum, each rounded.
+// Format<TYPE> describes ggml's type number TYPE (ggml-common.h has the layouts). Rounding is that
+// of gguf-py: scale products first, then scale * quant, then the minimum, each rounded.
+//
+//   Block, ELEMENTS          what a block is and how many elements it holds
+//   decode(row, k, columns, w)   eight elements from k on, a multiple of 8: a stripe
+//   RUN, RUNS                a lane takes RUNS runs of RUN elements at a time: a unit
+//   load(row, unit)          the bytes of a unit, in as few and as wide loads as its layout allows
+//   run_start(unit, r)       where run r of a unit begins in the row
+//   run(data, unit, r, columns, w)   its elements
+//
+// Every unit of a row belongs to one lane, and a lane's units and runs come in ascending order: this
+// map is part of the kparallel path's arithmetic (dot.h).
+//
+// WEIGHT_FORMAT chooses the format of `formats::Weights`. BLOCK_BYTES and BLOCK_ELEMENTS come from
+// reference/model/quant.py and are asserted here.
 #pragma once
 #include "simt.h"
 
@@ -15,172 +27,343 @@ namespace formats {
 // k is a multiple of 8, so eight elements never straddle a block, a sub-block or a nibble half.
 constexpr int STRIPE = 8;
 
-#if WEIGHT_FORMAT == 0  // F32
-struct Block { float value; };
-SIMT_DEVICE float decode1(const Block* row, int k) { return row[k].value; }
-#define FORMAT_IS_PLAIN
-constexpr int ELEMENTS = 1;
-#elif WEIGHT_FORMAT == 1  // F16
-struct Block { uint16_t value; };
-SIMT_DEVICE float decode1(const Block* row, int k) { return simt::half_to_float(row[k].value); }
-#define FORMAT_IS_PLAIN
-constexpr int ELEMENTS = 1;
-#elif WEIGHT_FORMAT == 30  // BF16
-struct Block { uint16_t value; };
-SIMT_DEVICE float decode1(const Block* row, int k) { return simt::bf16_to_float(row[k].value); }
-#define FORMAT_IS_PLAIN
-constexpr int ELEMENTS = 1;
+template <int TYPE>
+struct Format;
 
-#elif WEIGHT_FORMAT == 2 || WEIGHT_FORMAT == 3  // Q4_0: (q - 8) d      Q4_1: q d + m
-constexpr int ELEMENTS = 32;
-struct Block {
+// Units of one stripe, for formats whose bytes a lane reads where it needs them.
+template <class F>
+struct Stripes {
+    static constexpr int RUN = STRIPE;
+    static constexpr int RUNS = 1;
+    struct Unit {
+        const void* row;
+    };
+    template <class B>
+    SIMT_DEVICE static Unit load(const B* row, int) {
+        return {row};
+    }
+    SIMT_DEVICE static int run_start(int unit, int) { return unit * STRIPE; }
+    SIMT_DEVICE static void run(const Unit& data, int unit, int, int columns, float (&w)[RUN]) {
+        F::decode(static_cast<const typename F::Block*>(data.row), unit * STRIPE, columns, w);
+    }
+};
+
+// F32, F16, BF16: rows of any length; elements past the end decode to zero.
+template <class F, class Stored>
+struct Plain : Stripes<F> {
+    struct Block {
+        Stored value;
+    };
+    static constexpr int ELEMENTS = 1;
+    SIMT_DEVICE static void decode(const Block* row, int k, int columns, float (&w)[STRIPE]) {
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; ++i) w[i] = k + i < columns ? F::decode1(row, k + i) : 0.0f;
+    }
+};
+
+template <>
+struct Format<0> : Plain<Format<0>, float> {  // F32
+    SIMT_DEVICE static float decode1(const Block* row, int k) { return row[k].value; }
+};
+template <>
+struct Format<1> : Plain<Format<1>, uint16_t> {  // F16
+    SIMT_DEVICE static float decode1(const Block* row, int k) {
+        return simt::half_to_float(row[k].value);
+    }
+};
+template <>
+struct Format<30> : Plain<Format<30>, uint16_t> {  // BF16
+    SIMT_DEVICE static float decode1(const Block* row, int k) {
+        return simt::bf16_to_float(row[k].value);
+    }
+};
+
+// Q4_0: (q - 8) d      Q4_1: q d + m
+template <int TYPE>
+struct Nibbles;
+template <>
+struct Nibbles<2> {
     uint16_t d;
-#if WEIGHT_FORMAT == 3
-    uint16_t m;
-#endif
     uint8_t qs[16];  // element i: low nibble of qs[i]; element i + 16: its high nibble
+    SIMT_DEVICE float minimum() const { return 0.0f; }
 };
-SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
-    const Block& block = row[k / 32];
-    const float d = simt::half_to_float(block.d);
-    const int shift = k % 32 < 16 ? 0 : 4;
-    const uint8_t* qs = block.qs + k % 16;
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) {
-        const int32_t q = (qs[i] >> shift) & 15;
-#if WEIGHT_FORMAT == 2
-        w[i] = d * static_cast<float>(q - 8);
-#else
-        w[i] = d * static_cast<float>(q) + simt::half_to_float(block.m);
-#endif
-    }
-}
-
-#elif WEIGHT_FORMAT == 6 || WEIGHT_FORMAT == 7  // Q5_0: (q - 16) d     Q5_1: q d + m
-constexpr int ELEMENTS = 32;
-struct Block {
+template <>
+struct Nibbles<3> {
     uint16_t d;
-#if WEIGHT_FORMAT == 7
     uint16_t m;
-#endif
-    uint8_t qh[4];   // bit i of the little-endian word: fifth bit of element i
     uint8_t qs[16];
+    SIMT_DEVICE float minimum() const { return simt::half_to_float(m); }
 };
-SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
-    const Block& block = row[k / 32];
-    const float d = simt::half_to_float(block.d);
-    const int shift = k % 32 < 16 ? 0 : 4;
-    const uint8_t* qs = block.qs + k % 16;
-    const uint32_t high = block.qh[k % 32 / 8];
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) {
-        const int32_t q = ((qs[i] >> shift) & 15) | (((high >> i) & 1) << 4);
-#if WEIGHT_FORMAT == 6
-        w[i] = d * static_cast<float>(q - 16);
-#else
-        w[i] = d * static_cast<float>(q) + simt::half_to_float(block.m);
-#endif
+template <int TYPE>
+struct Q4 : Stripes<Q4<TYPE>> {
+    using Block = Nibbles<TYPE>;
+    static constexpr int ELEMENTS = 32;
+    SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
+        const Block& block = row[k / 32];
+        const float d = simt::half_to_float(block.d);
+        const int shift = k % 32 < 16 ? 0 : 4;
+        const uint8_t* nibbles = block.qs + k % 16;
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; ++i) {
+            const int32_t q = (nibbles[i] >> shift) & 15;
+            if constexpr (TYPE == 2) w[i] = d * static_cast<float>(q - 8);
+            else w[i] = d * static_cast<float>(q) + block.minimum();
+        }
     }
-}
-
-#elif WEIGHT_FORMAT == 8  // Q8_0: q d
-constexpr int ELEMENTS = 32;
-struct Block {
-    uint16_t d;
-    int8_t qs[32];
 };
-SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
-    const Block& block = row[k / 32];
-    const float d = simt::half_to_float(block.d);
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) w[i] = d * static_cast<float>(block.qs[k % 32 + i]);
-}
+template <>
+struct Format<2> : Q4<2> {};
+template <>
+struct Format<3> : Q4<3> {};
 
-#elif WEIGHT_FORMAT == 12 || WEIGHT_FORMAT == 13  // Q4_K, Q5_K: (d sc) q - (dmin m)
-constexpr int ELEMENTS = 256;
-struct Block {
+// Q5_0: (q - 16) d     Q5_1: q d + m
+template <int TYPE>
+struct FiveBits;
+template <>
+struct FiveBits<6> {
+    uint16_t d;
+    uint8_t qh[4];  // bit i of the little-endian word: fifth bit of element i
+    uint8_t qs[16];
+    SIMT_DEVICE float minimum() const { return 0.0f; }
+};
+template <>
+struct FiveBits<7> {
+    uint16_t d;
+    uint16_t m;
+    uint8_t qh[4];
+    uint8_t qs[16];
+    SIMT_DEVICE float minimum() const { return simt::half_to_float(m); }
+};
+template <int TYPE>
+struct Q5 : Stripes<Q5<TYPE>> {
+    using Block = FiveBits<TYPE>;
+    static constexpr int ELEMENTS = 32;
+    SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
+        const Block& block = row[k / 32];
+        const float d = simt::half_to_float(block.d);
+        const int shift = k % 32 < 16 ? 0 : 4;
+        const uint8_t* qs = block.qs + k % 16;
+        const uint32_t high = block.qh[k % 32 / 8];
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; ++i) {
+            const int32_t q = ((qs[i] >> shift) & 15) | (((high >> i) & 1) << 4);
+            if constexpr (TYPE == 6) w[i] = d * static_cast<float>(q - 16);
+            else w[i] = d * static_cast<float>(q) + block.minimum();
+        }
+    }
+};
+template <>
+struct Format<6> : Q5<6> {};
+template <>
+struct Format<7> : Q5<7> {};
+
+template <>
+struct Format<8> : Stripes<Format<8>> {  // Q8_0: q d
+    static constexpr int ELEMENTS = 32;
+    struct Block {
+        uint16_t d;
+        int8_t qs[32];
+    };
+    SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
+        const Block& block = row[k / 32];
+        const float d = simt::half_to_float(block.d);
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; ++i) w[i] = d * static_cast<float>(block.qs[k % 32 + i]);
+    }
+};
+
+// Q4_K, Q5_K: (d sc) q - (dmin m), eight sub-blocks of 32. Blocks are whole multiples of 16 bytes.
+template <int TYPE>
+struct SuperBlock;
+template <>
+struct SuperBlock<12> {
     uint16_t d;
     uint16_t dmin;
-    uint8_t scales[12];  // eight 6-bit scales and eight 6-bit minimums, see below
-#if WEIGHT_FORMAT == 13
-    uint8_t qh[32];  // bit j of qh[l]: fifth bit of element l of sub-block j
-#endif
-    uint8_t qs[128];  // sub-blocks 2j and 2j + 1: low and high nibbles of qs[32 j .. 32 j + 31]
+    uint8_t scales[12];  // eight 6-bit scales and eight 6-bit minimums, see scale_of
+    uint8_t qs[128];     // sub-blocks 2j and 2j + 1: low and high nibbles of qs[32 j .. 32 j + 31]
 };
-SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
-    const Block& block = row[k / 256];
-    const int sub = k % 256 / 32;
-    const int offset = k % 32;
-    // Sub-blocks 0-3 hold 6 bits in bytes 0-3 (scale) and 4-7 (minimum); 4-7 hold 4 bits in bytes
-    // 8-11 and borrow the two top bits of bytes 0-3 and 4-7.
-    const uint8_t* s = block.scales;
-    uint32_t scale;
-    uint32_t minimum;
-    if (sub < 4) {
-        scale = s[sub] & 63u;
-        minimum = s[sub + 4] & 63u;
-    } else {
-        scale = (s[sub + 4] & 15u) | ((s[sub - 4] >> 6) << 4);
-        minimum = (s[sub + 4] >> 4) | ((s[sub] >> 6) << 4);
-    }
-    const float d = simt::half_to_float(block.d) * static_cast<float>(scale);
-    const float m = simt::half_to_float(block.dmin) * static_cast<float>(minimum);
-    const uint8_t* qs = block.qs + sub / 2 * 32 + offset;
-    const int shift = sub % 2 * 4;
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) {
-        int32_t q = (qs[i] >> shift) & 15;
-#if WEIGHT_FORMAT == 13
-        q |= ((block.qh[offset + i] >> sub) & 1) << 4;
-#endif
-        w[i] = d * static_cast<float>(q) - m;
-    }
-}
-
-#elif WEIGHT_FORMAT == 14  // Q6_K: (d sc) (q - 32)
-constexpr int ELEMENTS = 256;
-struct Block {
-    uint8_t ql[128];    // per half of 128: quarters 0, 1 low nibbles and 2, 3 high nibbles
-    uint8_t qh[64];     // per half of 128: two bits for each quarter in one byte
-    int8_t scales[16];  // one per 16 elements
+template <>
+struct SuperBlock<13> {
     uint16_t d;
+    uint16_t dmin;
+    uint8_t scales[12];
+    uint8_t qh[32];  // bit j of qh[l]: fifth bit of element l of sub-block j
+    uint8_t qs[128];
 };
-SIMT_DEVICE void decode(const Block* row, int k, float (&w)[STRIPE]) {
-    const Block& block = row[k / 256];
-    const int half = k % 256 / 128;
-    const int quarter = k % 128 / 32;
-    const int offset = k % 32;
-    const float d = simt::half_to_float(block.d) * static_cast<float>(block.scales[k % 256 / 16]);
-    const uint8_t* ql = block.ql + half * 64 + quarter % 2 * 32 + offset;
-    const uint8_t* qh = block.qh + half * 32 + offset;
-    const int shift = quarter / 2 * 4;
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) {
-        const int32_t q = ((ql[i] >> shift) & 15) | (((qh[i] >> (2 * quarter)) & 3) << 4);
-        w[i] = d * static_cast<float>(q - 32);
+template <int TYPE>
+struct QK {
+    using Block = SuperBlock<TYPE>;
+    static constexpr int ELEMENTS = 256;
+
+    // A unit is 16 bytes of quants: 16 elements of an even sub-block and 16 of the odd one after it.
+    static constexpr int RUN = 16;
+    static constexpr int RUNS = 2;
+    struct Unit {
+        simt::Quad head;    // d, dmin and the scales
+        simt::Quad quants;
+        simt::Quad fifth;   // Q5_K only
+    };
+    struct Scale {
+        float d;
+        float m;
+    };
+
+    SIMT_DEVICE static Unit load(const Block* row, int unit) {
+        const Block& block = row[unit / 8];
+        Unit data;
+        data.head = simt::load16(&block);
+        data.quants = simt::load16(block.qs + unit % 8 * 16);
+        if constexpr (TYPE == 13) data.fifth = simt::load16(block.qh + unit % 2 * 16);
+        return data;
     }
-}
-#else
-#error "formats.h: no decoder for this WEIGHT_FORMAT"
-#endif
+    SIMT_DEVICE static int run_start(int unit, int r) {
+        return unit / 8 * 256 + unit % 8 / 2 * 64 + r * 32 + unit % 2 * 16;
+    }
+    SIMT_DEVICE static void run(const Unit& data, int unit, int r, int, float (&w)[RUN]) {
+        const int sub = unit % 8 / 2 * 2 + r;
+        const Scale scale = scale_of(data.head, sub);
+        SIMT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t fifth = TYPE == 13 ? data.fifth.word[i] : 0u;
+            four(data.quants.word[i], fifth, sub, scale, w, 4 * i);
+        }
+    }
 
+    // Sub-blocks 0-3 hold 6 bits in bytes 0-3 (scale) and 4-7 (minimum); 4-7 hold 4 bits in bytes
+    // 8-11 and borrow the two top bits of bytes 0-3 and 4-7. A head's words 1 to 3 are those bytes.
+    SIMT_DEVICE static Scale scale_of(const simt::Quad& head, int sub) {
+        const int shift = sub % 4 * 8;
+        const uint32_t first = head.word[1] >> shift;
+        const uint32_t second = head.word[2] >> shift;
+        const uint32_t third = head.word[3] >> shift;
+        uint32_t scale = first & 63u;
+        uint32_t minimum = second & 63u;
+        if (sub >= 4) {
+            scale = (third & 15u) | ((first >> 6 & 3u) << 4);
+            minimum = (third >> 4 & 15u) | ((second >> 6 & 3u) << 4);
+        }
+        const uint16_t d = static_cast<uint16_t>(head.word[0]);
+        const uint16_t dmin = static_cast<uint16_t>(head.word[0] >> 16);
+        return {simt::half_to_float(d) * simt::byte_to_float(scale, 0),
+                simt::half_to_float(dmin) * simt::byte_to_float(minimum, 0)};
+    }
+
+    // Four elements of a sub-block from four bytes of quants. d * q is exact (17 bits times 5), so
+    // the fused form rounds once, as gguf-py's product and difference do together.
+    template <int N>
+    SIMT_DEVICE static void four(uint32_t quants, uint32_t fifth, int sub, const Scale& scale,
+                                 float (&w)[N], int at) {
+        const int shift = sub % 2 * 4;
+        uint32_t q = quants >> shift & 0x0f0f0f0fu;
+        if constexpr (TYPE == 13) q |= (fifth >> sub & 0x01010101u) << 4;
+        SIMT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            w[at + i] = simt::fma(scale.d, simt::byte_to_float(q, i), -scale.m);
+        }
+    }
+
+    SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
+        const Block& block = row[k / 256];
+        const int sub = k % 256 / 32;
+        const int offset = k % 32;
+        const Scale scale = scale_of(simt::load16(&block), sub);
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; i += 4) {
+            uint32_t fifth = 0;
+            if constexpr (TYPE == 13) fifth = simt::load4(block.qh + offset + i);
+            four(simt::load4(block.qs + sub / 2 * 32 + offset + i), fifth, sub, scale, w, i);
+        }
+    }
+};
+template <>
+struct Format<12> : QK<12> {};
+template <>
+struct Format<13> : QK<13> {};
+
+template <>
+struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
+    struct Block {
+        uint8_t ql[128];    // per half of 128: quarters 0, 1 low nibbles and 2, 3 high nibbles
+        uint8_t qh[64];     // per half of 128: two bits for each quarter in one byte
+        int8_t scales[16];  // one per 16 elements
+        uint16_t d;
+    };
+    static constexpr int ELEMENTS = 256;
+
+    // A unit is 16 bytes of ql: 16 elements of quarter 0 or 1 and 16 of the quarter two after it.
+    static constexpr int RUN = 16;
+    static constexpr int RUNS = 2;
+    struct Unit {
+        simt::Quad low;
+        simt::Quad high;
+        float d[RUNS];
+    };
+    SIMT_DEVICE static Unit load(const Block* row, int unit) {
+        const Block& block = row[unit / 8];
+        const int j = unit % 8;
+        Unit data;
+        data.low = simt::load16_at_even(block.ql + j * 16);
+        data.high = simt::load16_at_even(block.qh + j / 4 * 32 + j % 2 * 16);
+        SIMT_UNROLL
+        for (int r = 0; r < RUNS; ++r) data.d[r] = scale_of(block, run_start(j, r));
+        return data;
+    }
+    SIMT_DEVICE static int run_start(int unit, int r) {
+        return unit / 8 * 256 + unit % 8 / 4 * 128 + unit % 4 / 2 * 32 + r * 64 + unit % 2 * 16;
+    }
+    SIMT_DEVICE static void run(const Unit& data, int unit, int r, int, float (&w)[RUN]) {
+        SIMT_UNROLL
+        for (int i = 0; i < 4; ++i) {
+            four(data.low.word[i], data.high.word[i], unit % 4 / 2 + 2 * r, data.d[r], w, 4 * i);
+        }
+    }
+
+    SIMT_DEVICE static float scale_of(const Block& block, int k) {
+        return simt::half_to_float(block.d) * static_cast<float>(block.scales[k / 16]);
+    }
+
+    // Four elements of a quarter from four bytes each of ql and qh.
+    template <int N>
+    SIMT_DEVICE static void four(uint32_t low, uint32_t high, int quarter, float d, float (&w)[N],
+                                 int at) {
+        const int shift = quarter / 2 * 4;
+        const uint32_t nibbles = low >> shift & 0x0f0f0f0fu;
+        const uint32_t q = nibbles | (high >> (2 * quarter) & 0x03030303u) << 4;
+        SIMT_UNROLL
+        for (int i = 0; i < 4; ++i) w[at + i] = d * (simt::byte_to_float(q, i) - 32.0f);
+    }
+
+    SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
+        const Block& block = row[k / 256];
+        const int half = k % 256 / 128;
+        const int quarter = k % 128 / 32;
+        const int offset = k % 32;
+        const float d = scale_of(block, k % 256);
+        SIMT_UNROLL
+        for (int i = 0; i < STRIPE; i += 4) {
+            four(simt::load4_at_even(block.ql + half * 64 + quarter % 2 * 32 + offset + i),
+                 simt::load4_at_even(block.qh + half * 32 + offset + i), quarter, d, w, i);
+        }
+    }
+};
+
+using Weights = Format<WEIGHT_FORMAT>;
+using Block = Weights::Block;
 static_assert(sizeof(Block) == BLOCK_BYTES, "block size differs from reference/model/quant.py");
-static_assert(ELEMENTS == BLOCK_ELEMENTS, "block length differs from reference/model/quant.py");
+static_assert(Weights::ELEMENTS == BLOCK_ELEMENTS,
+              "block length differs from reference/model/quant.py");
 
-#ifdef FORMAT_IS_PLAIN
-// Rows of any length; elements past the end decode to zero.
 SIMT_DEVICE void decode(const Block* row, int k, int columns, float (&w)[STRIPE]) {
-    SIMT_UNROLL
-    for (int i = 0; i < STRIPE; ++i) w[i] = k + i < columns ? decode1(row, k + i) : 0.0f;
+    Weights::decode(row, k, columns, w);
 }
-#else
-SIMT_DEVICE void decode(const Block* row, int k, int, float (&w)[STRIPE]) { decode(row, k, w); }
-#endif
 
-// First block of a row of `columns` elements, a multiple of BLOCK_ELEMENTS.
+// First block of a row of `columns` elements, a multiple of the format's block.
+template <class F>
+SIMT_DEVICE const typename F::Block* row_of(const uint8_t* weights, int64_t row, int columns) {
+    return reinterpret_cast<const typename F::Block*>(weights) + row * (columns / F::ELEMENTS);
+}
 SIMT_DEVICE const Block* row_at(const uint8_t* weights, int row, int columns) {
-    return reinterpret_cast<const Block*>(weights) +
-           static_cast<int64_t>(row) * (columns / BLOCK_ELEMENTS);
+    return row_of<Weights>(weights, row, columns);
 }
 
 }  // namespace formats

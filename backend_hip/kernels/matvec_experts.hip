@@ -19,8 +19,9 @@ struct Gathered {
     const int32_t* slots;
     int columns;
     int share;
-    SIMT_DEVICE const float* operator()(int c) const {
-        return x + static_cast<int64_t>(slots[c] / share) * columns;
+    template <class F>
+    SIMT_DEVICE void read(int c, int k, float (&part)[4]) const {
+        dot::four<F>(x + static_cast<int64_t>(slots[c] / share) * columns, k, columns, part);
     }
 };
 
@@ -31,9 +32,9 @@ SIMT_KERNEL(matvec_expert, const uint8_t* weights, const float* x, float* y, con
     if (row >= rows) return;
     const int pair = simt::block_y();
     const dot::Consecutive column{x + static_cast<int64_t>(pair / share) * columns, columns};
-    float sum[1];
+    float sum[1][1];
     dot::wave_row(expert_row(weights, chosen[pair], row, rows, columns), column, columns, 1, sum);
-    if (simt::lane() == 0) y[static_cast<int64_t>(pair) * rows + row] = sum[0];
+    if (simt::lane() == 0) y[static_cast<int64_t>(pair) * rows + row] = sum[0][0];
 }
 
 // All pairs of an expert in groups of MAX_COLS: each weight row is decoded once per group, and an
@@ -48,13 +49,13 @@ SIMT_KERNEL(matvec_experts, const uint8_t* weights, const float* x, float* y,
     for (int begin = offsets[expert]; begin < end; begin += MAX_COLS) {
         const int count = simt::min(MAX_COLS, end - begin);
         const Gathered column{x, slots + begin, columns, share};
-        float sums[MAX_COLS];
+        float sums[1][MAX_COLS];
         dot::wave_row(expert_row(weights, expert, row, rows, columns), column, columns, count,
                       sums);
         if (simt::lane() == 0) {
             SIMT_UNROLL
             for (int c = 0; c < MAX_COLS; ++c) {
-                if (c < count) y[static_cast<int64_t>(slots[begin + c]) * rows + row] = sums[c];
+                if (c < count) y[static_cast<int64_t>(slots[begin + c]) * rows + row] = sums[0][c];
             }
         }
     }

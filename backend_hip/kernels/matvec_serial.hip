@@ -1,12 +1,22 @@
 // Y = X W^T with one thread walking all of K per row: nothing runs in parallel along K.
 // Kept selectable (--path serial) so that its cost can be shown beside kparallel. The order of
 // additions differs from kparallel, so results agree within a bound and not bit for bit.
-#include "dot.h"
+#include "formats.h"
 
 #ifndef MAX_COLS
 #error "matvec_serial.hip: define MAX_COLS (1 to 64)"
 #endif
 static_assert(MAX_COLS >= 1 && MAX_COLS <= 64, "MAX_COLS is 1 to 64");
+
+// acc + w . x over one stripe, in ascending k. Columns past the end of a plain row are not read.
+SIMT_DEVICE float stripe(const float (&w)[formats::STRIPE], const float* x, int k, int columns,
+                         float acc) {
+    SIMT_UNROLL
+    for (int i = 0; i < formats::STRIPE; ++i) {
+        if (BLOCK_ELEMENTS > 1 || k + i < columns) acc = simt::fma(w[i], x[k + i], acc);
+    }
+    return acc;
+}
 
 // Arguments as matvec_batched. Grid: ceil(rows / SIMT_BLOCK).
 SIMT_KERNEL(matvec_serial, const uint8_t* weights, const float* x, float* y, int32_t rows,
@@ -23,7 +33,7 @@ SIMT_KERNEL(matvec_serial, const uint8_t* weights, const float* x, float* y, int
         SIMT_UNROLL
         for (int c = 0; c < MAX_COLS; ++c) {
             if (c < count) {
-                sums[c] = dot::stripe(w, x + static_cast<int64_t>(c) * columns, k, columns, sums[c]);
+                sums[c] = stripe(w, x + static_cast<int64_t>(c) * columns, k, columns, sums[c]);
             }
         }
     }

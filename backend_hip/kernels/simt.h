@@ -13,6 +13,8 @@
 //   simt::thread() lane() wave() block_x() block_y() block_z() grid_x() grid_y()   grid_* count blocks
 //   simt::sync()        every thread of the block must reach it
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
+//   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
+//   simt::byte_to_float(word, i)   byte i of a word, 0 to 255, exactly
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and
@@ -58,6 +60,12 @@ typedef unsigned long long uint64_t;
 typedef __INT64_TYPE__ int64_t;
 typedef __UINT64_TYPE__ uint64_t;
 #endif
+
+namespace simt {
+struct Quad {  // 16 bytes as loaded, little-endian words
+  uint32_t word[4];
+};
+}  // namespace simt
 
 #if defined(SIMT_CPU)
 #include "simt_cpu.h"

@@ -46,6 +46,20 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return __builtin_bit_cast(uint16_t, static_cast<_Float16>(v));
 }
 
+template <int ALIGNMENT, class T>
+SIMT_DEVICE T load_as(const void* p) {
+  T v;
+  __builtin_memcpy(&v, __builtin_assume_aligned(p, ALIGNMENT), sizeof v);
+  return v;
+}
+SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
+SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
+SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
+SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
+  return static_cast<float>(word >> (8 * i) & 255u);
+}
+
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {
   const int self = thread() & (SIMT_WAVE - 1);
   const int within = (self & 32) | (source_lane & 31);

@@ -131,6 +131,20 @@ SIMT_DEVICE float from_bits(uint32_t v) { return __builtin_bit_cast(float, v); }
 SIMT_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 SIMT_DEVICE float sqrt(float v) { return __builtin_sqrtf(v); }
 
+template <int ALIGNMENT, class T>
+SIMT_DEVICE T load_as(const void* p) {
+  T v;
+  __builtin_memcpy(&v, __builtin_assume_aligned(p, ALIGNMENT), sizeof v);
+  return v;
+}
+SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
+SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
+SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
+SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
+  return static_cast<float>(static_cast<int32_t>(word >> (8 * i) & 255u));
+}
+
 #if defined(SIMT_CPU_PORTABLE_HALF)
 #define SIMT_CPU_HALF_BY_ARITHMETIC
 #elif defined(__aarch64__) || (defined(__F16C__) && defined(__clang__))

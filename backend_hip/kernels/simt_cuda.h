@@ -39,6 +39,34 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return code;
 }
 
+SIMT_DEVICE Quad load16(const void* p) {
+  const uint4 v = *static_cast<const uint4*>(p);
+  return {{v.x, v.y, v.z, v.w}};
+}
+SIMT_DEVICE uint32_t load4(const void* p) { return *static_cast<const uint32_t*>(p); }
+// Words from the boundary before; the one behind the end is read only where its bytes are needed.
+SIMT_DEVICE uint32_t load4_at_even(const void* p) {
+  const uint16_t* halves = static_cast<const uint16_t*>(p);
+  return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
+}
+SIMT_DEVICE Quad load16_at_even(const void* p) {
+  const uint64_t address = reinterpret_cast<uint64_t>(p);
+  const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~static_cast<uint64_t>(3));
+  const uint32_t shift = static_cast<uint32_t>(address & 2) * 8;
+  uint32_t w[5];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) w[i] = words[i];
+  w[4] = words[shift != 0 ? 4 : 3];
+  Quad v;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(w[i], w[i + 1], shift);
+  return v;
+}
+// The byte becomes the last bits of 2^23, whose unit in the last place is 1.
+SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
+  return from_bits(__byte_perm(word, 0x4b000000u, 0x7540u | static_cast<uint32_t>(i))) - 8388608.0f;
+}
+
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {
   return __shfl_sync(0xFFFFFFFFu, v, source_lane);
 }

@@ -1,0 +1,44 @@
+"""Kernel shapes by architecture: how a kernel is compiled, beside what it computes.
+
+No shape changes a bit of any result on the kparallel path; each changes only how fast it comes.
+"""
+
+from collections.abc import Mapping
+
+# Rows of a weight matrix per wave, elements of one column (STAGE) or columns (STAGE_COLUMNS) that
+# are held in block-shared memory; 0 columns: activations are read from device memory.
+Shape = Mapping[str, int]
+
+_SHAPES: Mapping[str, Mapping[str, Shape]] = {
+    "cuda": {
+        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 4096},
+        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
+        "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
+    },
+    # Not measured on a card: one row a wave keeps the registers of 40 columns below what ten waves
+    # per SIMD may use (`assay isa` prints them), and leaves shared memory out of the count.
+    "gfx1201": {
+        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 4096},
+        "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+    },
+    # Small, because a host thread poisons shared memory for each block.
+    "cpu": {
+        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 1024},
+        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2},
+        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+    },
+}
+_OTHER_AMD = "gfx1201"
+
+
+def shape_of(architecture: str, op: str) -> Shape:
+    """The shape of an op's kernels on an architecture ("gfx1201", "cuda sm_90", "x86_64", ...).
+
+    AMD's other architectures take gfx1201's, NVIDIA's one column of the table. Raises KeyError for
+    an op without shapes.
+    """
+    kind = architecture.split()[0]
+    if kind.startswith("gfx"):
+        kind = kind if kind in _SHAPES else _OTHER_AMD
+    return _SHAPES.get(kind, _SHAPES["cpu"])[op]
