@@ -34,6 +34,9 @@ class KernelRow:
     `signature`: see launch_arguments.py. `block`: threads per block, 0 for one per element of the
     sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
     value stands in the key, as in "f16,f16@128", because layers differ in it.
+    `claims` names instructions that its speed rests on, which the build for gfx1201 must contain:
+    "wmma", "wide_loads" (16 bytes a lane), "dot4". The path `matrix` claims "wmma" by itself.
+    `waves`: the wave sizes that the kernel is written for.
     """
 
     op: str
@@ -46,6 +49,8 @@ class KernelRow:
     defines: tuple[tuple[str, int], ...] = ()
     parameters: tuple[str, ...] = ()
     sized: str = ""
+    claims: tuple[str, ...] = ()
+    waves: tuple[int, ...] = (32, 64)
 
     @property
     def key(self) -> Key:
