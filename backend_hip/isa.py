@@ -1,8 +1,8 @@
 """What each kernel of the registry costs on gfx1201: compiled offline, read from the assembly.
 
-Figures come from the metadata that the code object carries (`.amdgpu_metadata`, LLVM's AMDGPUUsage),
-the occupancy from clang's own comment, instructions from the kernel's text. Whatever is missing or
-of an unknown form is an error, never a zero.
+Figures come from the metadata that the code object carries (`.amdgpu_metadata`, see LLVM's
+AMDGPUUsage), the occupancy from clang's own comment, instructions from the kernel's text. Whatever
+is missing or of an unknown form is an error, never a zero.
 """
 
 import hashlib
@@ -104,13 +104,7 @@ def survey(
     Raises ValueError for a define that `sizes` has no values for, DeviceError with clang's messages
     where a kernel does not compile or its assembly is not understood.
     """
-    variants = [
-        (row, chosen, wave, at_wave(source_of(row, chosen, _sized(row, chosen)), wave))
-        for row in rows
-        for chosen in choices(row, sizes)
-        for wave in waves
-        if wave in row.waves
-    ]
+    variants = [(row, *variant) for row in rows for variant in variants_of(row, sizes, waves)]
     sources = list(dict.fromkeys(source for *_, source in variants))
     assembly: dict[KernelSource, str] = {}
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -132,8 +126,13 @@ def survey(
     ]
 
 
-def choices(row: KernelRow, sizes: Sizes) -> list[dict[str, int]]:
-    """Every combination of values for the defines that a row leaves open."""
+def variants_of(
+    row: KernelRow, sizes: Sizes = SIZES, waves: Sequence[int] = WAVES
+) -> list[tuple[dict[str, int], int, KernelSource]]:
+    """Open defines, wave size and source for every combination that a row can be built for.
+
+    At another wave size than the registry's a block keeps its threads, but holds one wave at least.
+    """
     names = [*row.parameters, *filter(None, [row.sized])]
     unknown = [name for name in names if name not in sizes]
     if unknown:
@@ -141,19 +140,19 @@ def choices(row: KernelRow, sizes: Sizes) -> list[dict[str, int]]:
             f"isa: {row.key} needs {', '.join(unknown)}, expected defines among {', '.join(sizes)} "
             "because only they have values; add them to SIZES"
         )
-    products = itertools.product(*(sizes[name] for name in names))
-    return [dict(zip(names, values, strict=True)) for values in products]
-
-
-def at_wave(source: KernelSource, wave: int) -> KernelSource:
-    """The source at a wave size. Blocks keep their threads, but hold at least one wave."""
-    defines = dict(source.defines)
-    defines |= {"SIMT_WAVE": wave, "SIMT_BLOCK": max(wave, defines["SIMT_BLOCK"])}
-    return KernelSource(source.file, tuple(defines.items()))
+    found = []
+    for values in itertools.product(*(sizes[name] for name in names)):
+        chosen = dict(zip(names, values, strict=True))
+        source = source_of(row, chosen, chosen[row.sized] if row.sized else 0)
+        for wave in (wave for wave in waves if wave in row.waves):
+            defines = dict(source.defines)
+            defines |= {"SIMT_WAVE": wave, "SIMT_BLOCK": max(wave, defines["SIMT_BLOCK"])}
+            found.append((chosen, wave, KernelSource(source.file, tuple(defines.items()))))
+    return found
 
 
 def compile_assembly(clang: OfflineClang, source: KernelSource, folder: Path) -> str:
-    """The assembly of a source, from the cache or from clang. DeviceError where clang refuses it."""
+    """A source's assembly, from the cache or from clang. DeviceError where clang refuses it."""
     text = flatten(source.file, folder)
     parts = ("isa 1", text, *options(source), clang.version)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -208,10 +207,6 @@ def occupancy(vgprs: int, lds_nbytes: int, block: int, wave: int) -> int:
     blocks = LDS_NBYTES // lds_nbytes if lds_nbytes else MAX_WAVES * SIMDS
     by_lds = math.ceil(blocks * math.ceil(block / wave) / SIMDS)
     return min(MAX_WAVES, by_registers, by_lds)
-
-
-def _sized(row: KernelRow, chosen: Mapping[str, int]) -> int:
-    return chosen[row.sized] if row.sized else 0
 
 
 def _metadata(assembly: str, entry: str) -> dict[str, str]:

@@ -62,7 +62,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class KnownBreak:
-    """A break of a budget on `figure` that is accepted for now, up to `limit`, in the named rows."""
+    """A break of a budget on `figure`, accepted for now up to `limit` in the named rows."""
 
     figure: str
     op: str
