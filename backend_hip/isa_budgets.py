@@ -70,6 +70,10 @@ class KnownBreak:
     limit: int
     reason: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.op} {self.path}: {self.figure} up to {self.limit}"
+
     def covers(self, broken: "Broken") -> bool:
         row = broken.kernel.row
         named = (row.op, row.path, broken.budget.figure) == (self.op, self.path, self.figure)

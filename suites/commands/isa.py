@@ -137,7 +137,7 @@ def _budget_rows(
 def render(kernels: Sequence[KernelResources], broken: Sequence[Broken]) -> str:
     """The table, the budgets, what is accepted for now and what is broken."""
     new = [entry for entry in broken if known_break(entry) is None]
-    accepted = {known.reason: known for entry in broken if (known := known_break(entry))}
+    accepted = dict.fromkeys(filter(None, map(known_break, broken)))
     columns = tables.width()
     lines = [
         resource_table(kernels),
@@ -145,8 +145,8 @@ def render(kernels: Sequence[KernelResources], broken: Sequence[Broken]) -> str:
         tables.table(_budget_rows(kernels, broken), ["budget", "kept by"]),
         "",
         *(
-            tables.paragraph(f"known: {known.figure}: {known.reason}", columns, 4)
-            for known in accepted.values()
+            tables.paragraph(f"known: {known.name}: {known.reason}", columns, 4)
+            for known in accepted
         ),
         *(tables.paragraph(f"broken: {entry.text}", columns, 4) for entry in new),
         f"ok: {len(kernels)} kernels" if not new else f"{len(new)} budgets broken",
