@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from backend_hip.compile import KERNEL_FOLDER, KernelSource, flatten, seal, unseal
+from backend_hip.compile import KERNEL_FOLDER, KernelSource, flatten, read_cached, seal, unseal
 from backend_hip.dispatch import source_of
 from backend_hip.offline import OfflineClang, options
 from backend_hip.registry import KernelRow
@@ -157,7 +157,8 @@ def compile_assembly(clang: OfflineClang, source: KernelSource, folder: Path) ->
     parts = ("isa 1", text, *options(source), clang.version)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = cache_folder("isa") / f"{key}.s.z"
-    kept = unseal(path.read_bytes(), key) if path.is_file() else None
+    content = read_cached(path)
+    kept = None if content is None else unseal(content, key)
     if kept is not None:
         return zlib.decompress(kept).decode()
     with tempfile.TemporaryDirectory() as made:
