@@ -76,7 +76,7 @@ def build(
         text = flatten(source.file)
         options = _options(device, source)
         path = folder / f"{_key(device, text, options)}.bin"
-        content = _read(path)
+        content = read_cached(path)
         code = None if content is None else unseal(content, path.stem)
         if code is not None:
             result[source] = code
@@ -112,8 +112,8 @@ def unseal(content: bytes, key: str) -> bytes | None:
     return code if code and content == seal(code, key) else None
 
 
-def _read(path: Path) -> bytes | None:
-    """A cached file's content, None when there is none."""
+def read_cached(path: Path) -> bytes | None:
+    """A cached file's content, None when there is none; InputError when it can't be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

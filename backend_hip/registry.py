@@ -35,6 +35,9 @@ class KernelRow:
     sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
     value stands in the key, as in "f16,f16@128", because layers differ in it. `shape` names
     defines that the architecture chooses (tuning.py).
+    `claims` names instructions that its speed rests on, which the build for gfx1201 must contain:
+    "wmma", "wide_loads" (16 bytes a lane), "dot4". The path `matrix` claims "wmma" by itself.
+    `waves`: the wave sizes that the kernel is written for.
     """
 
     op: str
@@ -48,6 +51,8 @@ class KernelRow:
     parameters: tuple[str, ...] = ()
     sized: str = ""
     shape: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    waves: tuple[int, ...] = (32, 64)
 
     @property
     def key(self) -> Key:

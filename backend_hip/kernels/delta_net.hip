@@ -47,6 +47,9 @@ SIMT_KERNEL(delta_rule, const float* q, const float* k, const float* v, const fl
             state[i] *= decay;
             seen = simt::fma(state[i], key[i], seen);
         }
+        // Makes the compiler read the keys from LDS again: STATE_SIZE of them held in registers beside
+        // as many state elements are more than a lane has (256), and spill.
+        simt::wave_sync();
         const float value = v[token * v_stride + static_cast<int64_t>(head) * STATE_SIZE + column];
         const float delta = (value - seen) * beta[token * heads + head];
         float result = 0.0f;

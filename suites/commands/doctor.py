@@ -4,13 +4,13 @@ import argparse
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from backend_hip.offline import find_clang
 from fixtures.registry import published_files
 from reference.model.cache import atomic_write, cache_folder
 from reference.model.errors import AssayError
@@ -22,9 +22,7 @@ PACKAGES = (
     "platformdirs", "pytest", "pytest-benchmark", "hypothesis", "scipy", "threadpoolctl",
     "ziglang",
 )  # fmt: skip
-# Of the CPU runtime, and of gfx1201: the versions of clang that know this target.
 CPU_COMPILERS = ("g++", "clang++")
-GFX1201_COMPILERS = ("clang++", *(f"clang++-{version}" for version in range(18, 26)))
 
 Row = tuple[str, str, str, str]  # section, name, state, detail
 
@@ -101,15 +99,11 @@ _PACKAGE_OF = {"g++": "g++", "clang++": "clang"}
 
 
 def _gfx1201_compiler() -> Row:
-    """The first clang that has the target gfx1201; only test_gfx1201.py needs it."""
-    for name in GFX1201_COMPILERS:
-        path = shutil.which(name)
-        if path is not None and re.search(r"version (1[89]|2\d)\.", _first_line(path, "--version")):
-            return ("compiler", "for gfx1201", "present", path)
-    install = (
-        "apt-get install clang-19 lld-19, or any from 18 (tests compile the kernels for gfx1201)"
-    )
-    return ("compiler", "for gfx1201", "missing", install)
+    """The clang that `assay isa` and the tests compile for gfx1201 with."""
+    try:
+        return ("compiler", "for gfx1201", "present", find_clang().path)
+    except AssayError as error:
+        return ("compiler", "for gfx1201", "missing", str(error))
 
 
 def _first_line(path: str, option: str) -> str:

@@ -1,18 +1,30 @@
 """Fixtures of the correctness suite."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from backend_hip.engine import Engine
+from backend_hip.offline import OfflineClang, find_clang
 from backend_hip.runtimes.checking import OFF, checking_of, set_checking
+from reference.model.errors import InputError
 
 
 @pytest.fixture
 def engine_for(load: Callable[[str], Any], engine_factory: Callable[..., Engine]) -> Any:
     """engine_for(model name, **options) -> a reset Engine, shared between tests where it can be."""
     return lambda name, **options: engine_factory(load(name), **options)
+
+
+@pytest.fixture(scope="session")
+def offline_clang() -> OfflineClang:
+    """The clang for gfx1201. Without one the test does not run, and fails in CI."""
+    try:
+        return find_clang()
+    except InputError as error:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
 
 
 @pytest.fixture(autouse=True)

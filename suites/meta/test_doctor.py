@@ -36,12 +36,15 @@ def test_the_first_clang_that_knows_gfx1201_is_named(
     version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler = tmp_path / "clang++-18"
-    compiler.write_text(f"#!/bin/sh\necho Debian clang version {version}.1.7\n", encoding="ascii")
+    answer = f"[ $1 = --version ] && echo Debian clang version {version}.1.7 || echo lld"
+    compiler.write_text(f"#!/bin/sh\n{answer}\n", encoding="ascii")
     compiler.chmod(0o755)
-    found = {"clang++-18": str(compiler)}
+    found = {"clang++-18": str(compiler), "lld": "/usr/bin/lld"}
     monkeypatch.setattr("shutil.which", found.get)
     state = doctor._gfx1201_compiler()[2:]
     assert (state == ("present", str(compiler))) == (version >= 18)
+    del found["lld"]
+    assert doctor._gfx1201_compiler()[2] == "missing", "it can't link"
 
 
 def test_cuda_is_said_not_to_exist_yet(capsys: pytest.CaptureFixture[str]) -> None:
