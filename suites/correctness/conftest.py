@@ -7,12 +7,22 @@ import pytest
 
 from backend_hip.engine import Engine
 from backend_hip.runtimes.checking import OFF, checking_of, set_checking
+from suites.options import DEVICE_KIND, ONLY_CPU
 
 
 @pytest.fixture
 def engine_for(load: Callable[[str], Any], engine_factory: Callable[..., Engine]) -> Any:
     """engine_for(model name, **options) -> a reset Engine, shared between tests where it can be."""
     return lambda name, **options: engine_factory(load(name), **options)
+
+
+@pytest.fixture
+def cpu_session(request: pytest.FixtureRequest) -> None:
+    """For tests that drive the CPU runtime in this process, which has one runtime only."""
+    kind = request.config.stash[DEVICE_KIND]
+    if kind not in ("cpu", None):
+        request.node.stash[ONLY_CPU] = True
+        pytest.skip(f"tests the CPU runtime, and this process runs on {kind}: use --device cpu")
 
 
 @pytest.fixture(autouse=True)

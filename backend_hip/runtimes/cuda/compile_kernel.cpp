@@ -112,14 +112,15 @@ hiprtcResult compile_program(Program& program, const CompileOptions& options) {
     return HIPRTC_ERROR_INTERNAL_ERROR;
   }
   const std::string target = target_of(options.architecture);
-  if (target.empty()) {
+  if (target.empty() && !options.architecture.empty()) {
     program.log = "assay: --offload-arch is \"" + options.architecture + "\", expected \"cuda sm_NN\"";
     return HIPRTC_ERROR_INVALID_OPTION;
   }
   // Rounding is the contract's: nothing contracted, denormals kept, division and root correctly rounded. Line
   // numbers cost nothing at run time and let compute-sanitizer name them.
-  std::vector<std::string> arguments{"--gpu-architecture=" + target, "--fmad=false", "--ftz=false",
-                                     "--prec-div=true", "--prec-sqrt=true", "--generate-line-info"};
+  std::vector<std::string> arguments{"--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true",
+                                     "--generate-line-info"};
+  if (!target.empty()) arguments.push_back("--gpu-architecture=" + target);
   if (!options.standard.empty()) arguments.push_back("-" + options.standard);
   arguments.insert(arguments.end(), options.defines.begin(), options.defines.end());
   std::vector<const char*> raw;
@@ -139,7 +140,8 @@ hiprtcResult compile_program(Program& program, const CompileOptions& options) {
   std::string code(fetched == 0 ? nbytes : 0, '\0');
   if (fetched == 0 && nbytes > 0) fetched = nvrtc.nvrtcGetCUBIN(compilation.handle(), code.data());
   if (fetched != 0 || code.empty()) {
-    program.log += "assay: NVRTC compiled the program but gave no code for " + target + "\n";
+    program.log += "assay: NVRTC compiled the program but gave no code for \"" + target +
+                   "\", expected an --offload-arch\n";
     return HIPRTC_ERROR_INTERNAL_ERROR;
   }
   program.code = frame_code(kCudaCode, code);

@@ -61,6 +61,7 @@ hipError_t start() {
                       ", expected NVIDIA's driver for CUDA 11.8 or newer");
   functions.cuFuncGetParamInfo =
       reinterpret_cast<decltype(functions.cuFuncGetParamInfo)>(dlsym(library, "cuFuncGetParamInfo"));
+  functions.cuFuncLoad = reinterpret_cast<decltype(functions.cuFuncLoad)>(dlsym(library, "cuFuncLoad"));
   if (const hipError_t error = ASSAY_CALL(cuInit, 0); error != hipSuccess) return error;
   if (const hipError_t error = ASSAY_CALL(cuDeviceGet, &functions.device, 0); error != hipSuccess) return error;
   return ASSAY_CALL(cuDevicePrimaryCtxRetain, &functions.context, functions.device);

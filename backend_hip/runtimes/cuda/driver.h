@@ -67,8 +67,9 @@ struct Driver {
 #define X(name, symbol, parameters) CUresult(*name) parameters = nullptr;
   ASSAY_DRIVER_FUNCTIONS(X)
 #undef X
-  // Drivers from CUDA 12.4 on have it; null before.
+  // Drivers from CUDA 12.4 on have them; null before.
   CUresult (*cuFuncGetParamInfo)(hipFunction_t function, size_t index, size_t* offset, size_t* nbytes) = nullptr;
+  CUresult (*cuFuncLoad)(hipFunction_t function) = nullptr;
   CUdevice device = 0;
   CUcontext context = nullptr;
 };

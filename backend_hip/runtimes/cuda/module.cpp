@@ -98,7 +98,9 @@ ASSAY_API hipError_t hipModuleGetFunction(hipFunction_t* out, hipModule_t module
   if (out == nullptr || name == nullptr) return finish(hipErrorInvalidValue);
   *out = nullptr;
   if (module == nullptr) return finish(hipErrorInvalidHandle);
-  const hipError_t error = ASSAY_CALL(cuModuleGetFunction, out, module, name);
+  hipError_t error = ASSAY_CALL(cuModuleGetFunction, out, module, name);
+  // Lazy loading would else load at the first launch, inside a capture or a timed span.
+  if (error == hipSuccess && driver().cuFuncLoad != nullptr) error = ASSAY_CALL(cuFuncLoad, *out);
   if (error != hipSuccess) return error;
   Entry entry{module, name, argument_nbytes(*out)};
   const std::lock_guard lock(mutex);
