@@ -1,11 +1,14 @@
 """Drives the CUDA runtime over a driver without a GPU (fake_cuda.cpp), a process a time."""
 
+import ctypes
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from backend_hip.runtimes import build
 from backend_hip.runtimes.compilers import find_compiler
 
 FAKE = Path(__file__).with_name("fake_cuda.cpp")
@@ -40,6 +43,13 @@ class Answer:
         """The arguments of each call of one function."""
         words = (call.partition(" ") for call in self.calls)
         return [rest for called, _, rest in words if called == name]
+
+
+@cache
+def library(runtime: build.StandIn, name: str) -> ctypes.CDLL:
+    """A stand-in's library, built where the cache lacks it, beside what this process runs on."""
+    folder = build.build_runtime(runtime, find_compiler(), None)
+    return ctypes.CDLL(str(folder / "lib" / name))
 
 
 def build_fake(folder: Path, *defines: str) -> Path:

@@ -1,37 +1,24 @@
 """The CUDA runtime without a GPU: what it calls in the driver and in NVRTC, and what it answers."""
 
-import ctypes
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from backend_hip import device as device_layer
-from backend_hip.compile import OPTIONS, flatten
-from backend_hip.dispatch import source_of
-from backend_hip.engine import DEFAULT_MAX_COLS
-from backend_hip.registry import REGISTRY, KernelRow
+from backend_hip.compile import OPTIONS
 from backend_hip.runtimes import build, nvidia, select_runtime
 from backend_hip.runtimes.compilers import find_compiler
 from reference.model.errors import InputError
-from suites.correctness.cuda_driver import Answer, build_fake, run_child
+from suites.correctness.cuda_driver import Answer, build_fake, library, run_child
 
 RUNTIMES = Path(build.__file__).parent
-SIZES = {"HEAD_SIZE": 128, "STATE_SIZE": 128, "EXPERTS": 256}
-EM_CUDA = 190  # the ELF header's machine
 
 
 @pytest.fixture(scope="session")
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_fake(tmp_path_factory.mktemp("fake-cuda"))
-
-
-@cache
-def _library(runtime: build.StandIn, name: str) -> ctypes.CDLL:
-    folder = build.build_runtime(runtime, find_compiler(), None)
-    return ctypes.CDLL(str(folder / "lib" / name))
 
 
 def _entry_points(*folders: str) -> set[str]:
@@ -47,10 +34,10 @@ def test_both_runtimes_export_the_same_entry_points() -> None:
     assert names == _entry_points("common", "cuda")
     for runtime in (build.CPU, build.CUDA):
         for name in names:
-            library = build.LIBRARIES[name.startswith("hiprtc")]
-            assert hasattr(_library(runtime, library), name), (runtime.name, name)
-        for library in build.LIBRARIES:
-            own = [hasattr(_library(runtime, library), f"assay_runtime_{kind}") for kind in
+            file = build.LIBRARIES[name.startswith("hiprtc")]
+            assert hasattr(library(runtime, file), name), (runtime.name, name)
+        for file in build.LIBRARIES:
+            own = [hasattr(library(runtime, file), f"assay_runtime_{kind}") for kind in
                    ("cpu", "cuda")]  # fmt: skip
             assert own == [runtime is build.CPU, runtime is build.CUDA]
 
@@ -352,53 +339,3 @@ def test_no_driver_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"needs an NVIDIA driver.*install NVIDIA's") as caught:
         select_runtime("cuda")
     assert "\n" not in str(caught.value)
-
-
-# --- NVRTC --------------------------------------------------------------------------------------
-
-
-def _rows() -> list[KernelRow]:
-    """Every file, and through `embed` every format."""
-    files: set[str] = set()
-    rows = []
-    for row in REGISTRY:
-        if row.file not in files or row.op == "embed":
-            rows.append(row)
-        files.add(row.file)
-    return rows
-
-
-@pytest.mark.parametrize("row", _rows(), ids=lambda row: "-".join(filter(None, row.key)))
-def test_compiles_for_hopper(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        found = nvidia.find_nvrtc(None)
-    except InputError as error:
-        pytest.skip(f"{error}")
-    monkeypatch.setenv(nvidia.NVRTC, str(found.path))
-    source = source_of(row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0))
-    defines = [f"-D{name}={value}" for name, value in source.defines]
-    options = [*OPTIONS, "--offload-arch=cuda sm_90", *defines]
-    code = _compile(flatten(source.file), source.file, options)
-    cubin = code[code.index(b"\x7fELF") :]
-    assert int.from_bytes(cubin[18:20], "little") == EM_CUDA
-    assert row.entry.encode() in cubin
-
-
-def _compile(text: str, name: str, options: list[str]) -> bytes:
-    """The code object that libhiprtc makes; the runtime of this process is not touched."""
-    library = _library(build.CUDA, "libhiprtc.so")
-    program, nbytes = ctypes.c_void_p(), ctypes.c_size_t()
-    encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    library.hiprtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
-    try:
-        result = library.hiprtcCompileProgram(program, len(options), encoded)
-        library.hiprtcGetProgramLogSize(program, ctypes.byref(nbytes))
-        log = ctypes.create_string_buffer(nbytes.value)
-        library.hiprtcGetProgramLog(program, log)
-        assert (result, log.value) == (0, b"")
-        assert library.hiprtcGetCodeSize(program, ctypes.byref(nbytes)) == 0
-        code = ctypes.create_string_buffer(nbytes.value)
-        assert library.hiprtcGetCode(program, code) == 0
-        return code.raw
-    finally:
-        library.hiprtcDestroyProgram(ctypes.byref(program))
