@@ -29,6 +29,7 @@ from suites import summary
 from suites.harness.verdict import Verdict
 from suites.options import (
     DEVICE_KIND,
+    ONLY_CPU,
     SELECTION,
     SUMMARY_FILE,
     add_options,
@@ -149,7 +150,8 @@ def pytest_runtest_makereport(
     # A test that got its device may still skip itself, for what only the CPU runtime checks.
     about_device = report.when == "setup" and "device" in getattr(item, "fixturenames", ())
     skipped = report.skipped and not hasattr(report, "wasxfail")
-    if skipped and about_device and item.config.getoption("--require-gpu"):
+    meant = item.stash.get(ONLY_CPU, False)
+    if skipped and about_device and not meant and item.config.getoption("--require-gpu"):
         report.outcome = "failed"
         report.longrepr = f"--require-gpu: {item.nodeid} was skipped: {report.longrepr}"
     if report.when == "call" and not report.skipped:

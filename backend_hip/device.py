@@ -335,7 +335,7 @@ def _program_log(program: Any) -> str:
 
 
 def open_device(device: str = "auto", *, progress: Progress | None = None) -> Device:
-    """Chooses a runtime (building the CPU one on first use) and opens its device 0.
+    """Chooses a runtime (building a stand-in on first use) and opens its device 0.
 
     Raises InputError for a device that is not there and Unsupported when this process already
     runs on another runtime, because hip-python binds its libraries once.
@@ -349,13 +349,14 @@ def open_device(device: str = "auto", *, progress: Progress | None = None) -> De
         )
     if runtime.rocm_path is not None:
         os.environ["ROCM_PATH"] = str(runtime.rocm_path)
+    os.environ.update(runtime.environment)
     try:
         _require_identity(runtime)
         count = check(hip.hipGetDeviceCount(), "hipGetDeviceCount")
     except (RuntimeError, OSError) as error:  # hip-python's words for a library that will not load
         raise InputError(
             f"device: the HIP libraries of the {runtime.kind} runtime can't be loaded ({error}); "
-            "install ROCm or use --device cpu"
+            "use --device cpu, or assay doctor to see what is missing"
         ) from None
     except DeviceError as error:
         raise InputError(f"device: the {runtime.kind} runtime finds no device: {error}") from None

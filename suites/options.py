@@ -27,6 +27,8 @@ from suites.harness.protocol import PREFILL_MODES
 # Set by the root conftest for whoever makes cases.
 SELECTION: "pytest.StashKey[Selection]" = pytest.StashKey()
 DEVICE_KIND: "pytest.StashKey[str | None]" = pytest.StashKey()
+ONLY_CPU = pytest.StashKey[bool]()
+"""Set on a test that skips itself because only the CPU runtime has what it tests."""
 SUMMARY_FILE = pytest.StashKey[str]()
 """What GITHUB_STEP_SUMMARY named when pytest began."""
 
@@ -148,8 +150,8 @@ def add_options(add: Callable[..., None]) -> None:
         choices=DEVICES,
         default="auto",
         metavar="D",
-        help="runtime: amd (the machine's ROCm), cpu (emulates a device), cuda (not yet) or auto, "
-        "which is amd where present, else cpu (default: auto)",
+        help="runtime: amd (the machine's ROCm), cuda (NVIDIA's driver and NVRTC), cpu (emulates a "
+        "device) or auto, the first present in this order (default: auto)",
     )
     add(
         "--model",

@@ -1,4 +1,4 @@
-"""The C++ compiler that builds the CPU runtime and, through it, every kernel."""
+"""The C++ compiler that builds the stand-in runtimes and, through the CPU's, every kernel."""
 
 import importlib.util
 import os
@@ -57,7 +57,7 @@ def find_compiler() -> Compiler:
     if chosen:
         compiler, problem = _try(_words_of(chosen))
         if compiler is None:
-            raise InputError(f"CPU runtime: CXX is {chosen!r}, expected a C++ compiler: {problem}")
+            raise InputError(f"compiler: CXX is {chosen!r}, expected a C++ compiler: {problem}")
         return compiler
     problems = []
     for name in ("g++", "clang++"):
@@ -75,7 +75,7 @@ def find_compiler() -> Compiler:
         problems.append(problem)
     found = f" ({'; '.join(problems)})" if problems else ""
     raise InputError(
-        f"CPU runtime: no C++ compiler{found}; install one with `apt install g++` "
+        f"compiler: no C++ compiler{found}; install one with `apt install g++` "
         'or `pip install -e ".[compiler]"`, or set CXX'
     )
 
@@ -109,10 +109,10 @@ def _words_of(chosen: str) -> tuple[str, ...]:
         words = tuple(shlex.split(chosen))
     except ValueError as error:
         raise InputError(
-            f"CPU runtime: CXX is {chosen!r}, expected a command in shell quoting: {error}"
+            f"compiler: CXX is {chosen!r}, expected a command in shell quoting: {error}"
         ) from None
     if any("\n" in word for word in words):
-        raise InputError(f"CPU runtime: CXX is {chosen!r}, expected a command of one line")
+        raise InputError(f"compiler: CXX is {chosen!r}, expected a command of one line")
     return words
 
 

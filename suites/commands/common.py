@@ -160,8 +160,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
         "--device",
         default="auto",
         metavar="D",
-        help="auto, amd, cuda (not yet) or cpu; auto takes the first present in this order "
-        "(default: auto)",
+        help="auto, amd, cuda or cpu; auto takes the first present in this order (default: auto)",
     )
 
 

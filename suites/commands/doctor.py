@@ -24,6 +24,8 @@ PACKAGES = (
 )  # fmt: skip
 CPU_COMPILERS = ("g++", "clang++")
 
+KINDS = ("amd", "cuda", "cpu")  # what --device auto tries, in order
+
 Row = tuple[str, str, str, str]  # section, name, state, detail
 
 
@@ -43,19 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
     with common.ProgressReport() as progress:
-        devices = {kind: _runtime(kind, progress) for kind in ("amd", "cpu")}
-    devices["cuda"] = ("runtime", "cuda", "not yet", "no runtime over CUDA exists")
+        devices = {kind: _runtime(kind, progress) for kind in KINDS}
     rows: list[Row] = [
         ("python", "version", "present", f"{platform.python_version()} {sys.executable}"),
         ("python", "platform", "present", platform.platform()),
         *map(_package, PACKAGES),
         *map(_compiler, CPU_COMPILERS),
         _gfx1201_compiler(),
+        *_nvidia(),
         *devices.values(),
         *map(_model, published_files()),
         _cache(),
     ]
-    wanted = ["amd", "cpu"] if arguments.device == "auto" else [arguments.device]
+    wanted = list(KINDS) if arguments.device == "auto" else [arguments.device]
     usable = [kind for kind in wanted if devices[kind][2] == "present"]
     print(common.table(rows, ["what", "name", "state", "detail"]))
     print()
@@ -104,6 +106,24 @@ def _gfx1201_compiler() -> Row:
         return ("compiler", "for gfx1201", "present", find_clang().path)
     except AssayError as error:
         return ("compiler", "for gfx1201", "missing", str(error))
+
+
+def _nvidia() -> list[Row]:
+    """The two parts of the CUDA runtime that the machine must have."""
+    from backend_hip.runtimes import nvidia
+
+    driver = None
+    try:
+        driver = nvidia.find_driver()
+        rows: list[Row] = [("nvidia", "driver", "present", str(driver))]
+    except AssayError as error:
+        rows = [("nvidia", "driver", "missing", str(error))]
+    try:
+        found = nvidia.find_nvrtc(driver)
+    except AssayError as error:
+        return [*rows, ("nvidia", "NVRTC", "missing", str(error))]
+    version = ".".join(map(str, found.version))
+    return [*rows, ("nvidia", "NVRTC", "present", f"{version} {found.path}")]
 
 
 def _first_line(path: str, option: str) -> str:

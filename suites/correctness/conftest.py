@@ -10,6 +10,7 @@ from backend_hip.engine import Engine
 from backend_hip.offline import OfflineClang, find_clang
 from backend_hip.runtimes.checking import OFF, checking_of, set_checking
 from reference.model.errors import InputError
+from suites.options import DEVICE_KIND, ONLY_CPU
 
 
 @pytest.fixture
@@ -25,6 +26,15 @@ def offline_clang() -> OfflineClang:
         return find_clang()
     except InputError as error:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+
+
+@pytest.fixture
+def cpu_session(request: pytest.FixtureRequest) -> None:
+    """For tests that drive the CPU runtime in this process, which has one runtime only."""
+    kind = request.config.stash[DEVICE_KIND]
+    if kind not in ("cpu", None):
+        request.node.stash[ONLY_CPU] = True
+        pytest.skip(f"tests the CPU runtime, and this process runs on {kind}: use --device cpu")
 
 
 @pytest.fixture(autouse=True)

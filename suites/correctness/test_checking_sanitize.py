@@ -33,7 +33,7 @@ SEEDS = range(20)
 
 
 @pytest.fixture(autouse=True)
-def sanitized(device: Device) -> Iterator[None]:
+def sanitized(cpu_session: None, device: Device) -> Iterator[None]:
     with checked(device, Checking(sanitize=True)):
         yield
 

@@ -18,6 +18,8 @@ from suites.correctness.cpu_driver import (
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("cpu_session")
+
 
 def test_add_through_extra_and_through_kernel_params() -> None:
     n = 3 * BLOCK - 7

@@ -24,6 +24,8 @@ from suites.correctness.cpu_driver import (
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("cpu_session")
+
 
 def test_copies_reach_exactly_to_the_end_and_no_further() -> None:
     hip = runtime().hip

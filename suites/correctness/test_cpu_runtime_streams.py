@@ -21,6 +21,8 @@ from suites.correctness.cpu_driver import (
     upload,
 )
 
+pytestmark = pytest.mark.usefixtures("cpu_session")
+
 
 def capturing() -> Any:
     hip = runtime().hip

@@ -100,8 +100,8 @@ def test_kernel_arguments_of_another_kind_are_refused(
 def test_a_signature_that_the_kernel_does_not_have_is_refused(device: Device) -> None:
     with pytest.raises(ValueError, match="signature letter d"):
         _kernel(device, "PPPd")
-    if device.runtime.kind != "cpu":
-        pytest.skip("real runtimes do not check the size of the argument buffer at launch")
+    if device.runtime.kind == "amd":
+        pytest.skip("ROCm does not check the size of the argument buffer at launch")
     kernel = _kernel(device, "PPP")
     buffer = _buffer(device, np.ones(4, dtype=np.float32))
     with pytest.raises(DeviceError, match="add"):

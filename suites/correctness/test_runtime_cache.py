@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from backend_hip.runtimes import build, select_runtime
+from backend_hip.runtimes.build import StandIn
 from backend_hip.runtimes.compilers import Compiler
 from reference.model.errors import InputError
 
@@ -47,7 +48,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     result = Cache(tmp_path / "runtimes" / built.name, built)
     shutil.copytree(built, result.target)
 
-    def copy(compiler: Compiler, lib: Path) -> None:
+    def copy(runtime: StandIn, compiler: Compiler, lib: Path) -> None:
         result.builds.append(lib)
         shutil.copytree(built / "lib", lib)
 
@@ -134,7 +135,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(
 ) -> None:
     shutil.rmtree(cache.target)
 
-    def full(compiler: Compiler, lib: Path) -> None:
+    def full(runtime: StandIn, compiler: Compiler, lib: Path) -> None:
         raise OSError(28, "No space left on device", str(lib))
 
     monkeypatch.setattr(build, "_build", full)
@@ -149,7 +150,7 @@ import shutil, sys
 from pathlib import Path
 from backend_hip.runtimes import build, select_runtime
 
-def slow(compiler, lib):
+def slow(runtime, compiler, lib):
     (lib / "objects").mkdir(parents=True)
     print(lib, flush=True)
     sys.stdin.readline()

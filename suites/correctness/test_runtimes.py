@@ -1,4 +1,4 @@
-"""Choosing a runtime and building the CPU one."""
+"""Choosing a runtime, and building the CPU one. test_cuda_runtime.py has CUDA's side."""
 
 import ctypes.util
 import importlib.util
@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import backend_hip.runtimes as runtimes
-from backend_hip.runtimes import select_runtime
-from reference.model.errors import InputError, Unsupported
+from backend_hip.runtimes import nvidia, select_runtime
+from reference.model.errors import InputError
+
+NO_DRIVER = "libno-such-driver.so.1"
 
 
 def test_two_processes_repair_at_once(tmp_path: Path) -> None:
@@ -44,9 +46,10 @@ def test_two_processes_repair_at_once(tmp_path: Path) -> None:
 
 def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(runtimes, "_AMD_DRIVER", tmp_path / "kfd")
+    monkeypatch.setattr(nvidia, "DRIVER", NO_DRIVER)
     with pytest.raises(InputError, match="auto, amd, cuda, cpu"):
         select_runtime("vulkan")
-    with pytest.raises(Unsupported, match="supported: amd, cpu"):
+    with pytest.raises(InputError, match=f"{NO_DRIVER} can't be loaded"):
         select_runtime("cuda")
     with pytest.raises(InputError, match="kfd does not exist"):
         select_runtime("amd")
@@ -63,6 +66,7 @@ class Machine:
         self.driver.touch()
         self.rocm = folder / "opt-rocm"
         monkeypatch.setattr(runtimes, "_AMD_DRIVER", self.driver)
+        monkeypatch.setattr(nvidia, "DRIVER", NO_DRIVER)
         monkeypatch.setattr(runtimes, "_ROCM", self.rocm)
         for name in ("ROCM_PATH", "ROCM_HOME", "LD_LIBRARY_PATH"):
             monkeypatch.delenv(name, raising=False)

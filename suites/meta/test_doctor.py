@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from backend_hip.runtimes import nvidia
 from suites import cli
 from suites.commands import doctor
 
@@ -47,8 +48,28 @@ def test_the_first_clang_that_knows_gfx1201_is_named(
     assert doctor._gfx1201_compiler()[2] == "missing", "it can't link"
 
 
-def test_cuda_is_said_not_to_exist_yet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cuda_lacks_is_a_row_each(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(nvidia, "DRIVER", "libno-such-driver.so.1")
+    monkeypatch.setenv(nvidia.NVRTC, "/no-such-nvrtc.so")
     assert cli.main(["doctor", "--device", "cuda"]) == 2
     out = capsys.readouterr().out
-    assert _state(out, "cuda").startswith("not yet")
-    assert "no runtime over CUDA exists" in out
+    assert _state(out, "cuda").startswith("missing")
+    assert "missing: --device cuda has no runtime here: device: the CUDA runtime needs" in out
+    driver, nvrtc = doctor._nvidia()
+    assert driver[:3] == ("nvidia", "driver", "missing")
+    assert "install NVIDIA's driver" in driver[3]
+    assert nvrtc[:3] == ("nvidia", "NVRTC", "missing")
+    assert "`pip install nvidia-cuda-nvrtc`" in nvrtc[3]
+
+
+def test_an_nvrtc_that_serves_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = nvidia.Driver((12, 4), "A GPU", "sm_90")
+    found = nvidia.Nvrtc(Path("/somewhere/libnvrtc.so.12"), (12, 4))
+    monkeypatch.setattr(nvidia, "find_driver", lambda: driver)
+    monkeypatch.setattr(nvidia, "find_nvrtc", lambda asked: found if asked is driver else None)
+    assert [row[2:] for row in doctor._nvidia()] == [
+        ("present", "A GPU (sm_90), driver for CUDA 12.4"),
+        ("present", "12.4 /somewhere/libnvrtc.so.12"),
+    ]

@@ -10,6 +10,8 @@
 #include "fiber.h"
 #include "memory.h"
 
+const char* const kRuntimeName = "cpu";
+
 ASSAY_API const char* assay_runtime_cpu() { return "assay cpu runtime"; }
 
 namespace {

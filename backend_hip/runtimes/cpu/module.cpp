@@ -82,21 +82,14 @@ ASSAY_API hipError_t hipModuleLoadData(hipModule_t* out, const void* image) {
   ASSAY_FORBID_IN_CAPTURE();
   if (out == nullptr || image == nullptr) return finish(hipErrorInvalidValue);
   *out = nullptr;
-  CodeHeader header;
-  // The magic alone first: a foreign image may be shorter than the header.
-  if (std::strncmp(static_cast<const char*>(image), kCodeMagic, sizeof kCodeMagic) != 0) {
-    complain("hipModuleLoadData: the code object is not one that this runtime compiled");
-    return finish(hipErrorInvalidImage);
-  }
-  std::memcpy(&header, image, sizeof header);
-  const unsigned char* bytes = static_cast<const unsigned char*>(image) + sizeof header;
-  if (header.hash != code_hash(bytes, header.nbytes)) {
-    complain("hipModuleLoadData: the code object is damaged: its hash differs");
+  const CodeContent code = open_code(kCpuCode, image);
+  if (code.problem != nullptr) {
+    complain("hipModuleLoadData: %s", code.problem);
     return finish(hipErrorInvalidImage);
   }
   auto module = std::make_shared<Module>();
   std::string problem;
-  module->library = open_library(bytes, header.nbytes, problem);
+  module->library = open_library(code.bytes, code.nbytes, problem);
   if (module->library == nullptr) {
     complain("hipModuleLoadData: %s", problem.c_str());
     return finish(hipErrorSharedObjectInitFailed);

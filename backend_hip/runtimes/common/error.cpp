@@ -45,7 +45,7 @@ void complain(const char* format, ...) {
   va_start(arguments, format);
   std::vsnprintf(line, sizeof line, format, arguments);
   va_end(arguments);
-  std::fprintf(stderr, "assay cpu runtime: %s\n", line);
+  std::fprintf(stderr, "assay %s runtime: %s\n", kRuntimeName, line);
   std::fflush(stderr);
 }
 

@@ -8,6 +8,9 @@
 // Remembers a failed call for hipGetLastError and returns it. Every entry point ends with this.
 hipError_t finish(hipError_t error);
 
+// "cpu" or "cuda"; each runtime defines it.
+extern const char* const kRuntimeName;
+
 // Writes one line, "assay cpu runtime: ...", to stderr.
 void complain(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -13,6 +13,7 @@
   X(hipErrorInvalidValue, 1, "invalid argument")                                         \
   X(hipErrorOutOfMemory, 2, "out of memory")                                             \
   X(hipErrorNotInitialized, 3, "initialization error")                                   \
+  X(hipErrorDeinitialized, 4, "driver shutting down")                                    \
   X(hipErrorInvalidConfiguration, 9, "invalid configuration argument")                   \
   X(hipErrorInvalidDevicePointer, 17, "invalid device pointer")                          \
   X(hipErrorInvalidMemcpyDirection, 21, "invalid copy direction for memcpy")             \
@@ -20,7 +21,10 @@
   X(hipErrorNoDevice, 100, "no ROCm-capable device is detected")                         \
   X(hipErrorInvalidDevice, 101, "invalid device ordinal")                                \
   X(hipErrorInvalidImage, 200, "device kernel image is invalid")                         \
+  X(hipErrorInvalidContext, 201, "invalid device context")                               \
   X(hipErrorNoBinaryForGpu, 209, "no kernel image is available for execution on the device") \
+  X(hipErrorECCNotCorrectable, 214, "uncorrectable ECC error encountered")               \
+  X(hipErrorInvalidKernelFile, 218, "invalid kernel file")                               \
   X(hipErrorSharedObjectInitFailed, 303, "shared object initialization failed")          \
   X(hipErrorOperatingSystem, 304, "OS call failed or operation not supported on this OS") \
   X(hipErrorInvalidHandle, 400, "invalid resource handle")                               \
@@ -29,6 +33,9 @@
   X(hipErrorNotReady, 600, "device not ready")                                           \
   X(hipErrorIllegalAddress, 700, "an illegal memory access was encountered")             \
   X(hipErrorLaunchOutOfResources, 701, "out of resources at launch")                     \
+  X(hipErrorLaunchTimeOut, 702, "the launch timed out and was terminated")               \
+  X(hipErrorContextIsDestroyed, 709, "context is destroyed")                             \
+  X(hipErrorAssert, 710, "device-side assert triggered")                                 \
   X(hipErrorLaunchFailure, 719, "unspecified launch failure")                            \
   X(hipErrorNotSupported, 801, "operation not supported")                                \
   X(hipErrorStreamCaptureUnsupported, 900, "operation not permitted when stream is capturing") \

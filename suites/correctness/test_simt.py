@@ -1,0 +1,203 @@
+"""What simt.h promises, on the chosen device: ids, shared memory, wave operations, rounding.
+
+test_cpu_runtime.py has the same promises at both wave sizes, without the device layer.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backend_hip.compile import OPTIONS, flatten
+from backend_hip.device import Buffer, Device, Kernel, Module
+from backend_hip.wave import WAVE
+
+BLOCK = 64
+COLUMNS = 40
+SOURCE = """
+SIMT_KERNEL(position, int32_t* out) {
+  const int block = (simt::block_z() * simt::grid_y() + simt::block_y()) * simt::grid_x()
+                    + simt::block_x();
+  out[block * SIMT_BLOCK + simt::thread()] = simt::wave() * 1000 + simt::lane();
+}
+SIMT_KERNEL(shared_memory, int32_t* out) {
+  SIMT_SHARED(int32_t, box, SIMT_BLOCK);
+  const int at = simt::block_x() * SIMT_BLOCK + simt::thread();
+  box[simt::thread()] = at;
+  simt::sync();
+  out[at] = box[SIMT_BLOCK - 1 - simt::thread()];
+}
+SIMT_KERNEL(columns_sum, const float* in, float* out, int32_t n) {
+  float values[COLUMNS];
+  SIMT_UNROLL
+  for (int c = 0; c < COLUMNS; ++c) values[c] = in[simt::thread() * COLUMNS + c];
+  simt::wave_sum(values, n);
+  SIMT_UNROLL
+  for (int c = 0; c < COLUMNS; ++c) out[simt::thread() * COLUMNS + c] = values[c];
+}
+SIMT_KERNEL(wave_operations, const float* in, float* maximum, float* rotated, float* flipped) {
+  const float v = in[simt::thread()];
+  maximum[simt::thread()] = simt::wave_max(v);
+  rotated[simt::thread()] = simt::shuffle(v, (simt::lane() + 5) & (SIMT_WAVE - 1));
+  flipped[simt::thread()] = simt::shuffle_xor(v, 3);
+}
+SIMT_KERNEL(from_half, const uint32_t* codes, float* out, int32_t n) {
+  const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
+  if (i < n) out[i] = simt::half_to_float(static_cast<uint16_t>(codes[i]));
+}
+SIMT_KERNEL(to_half, const float* in, uint32_t* codes, int32_t n) {
+  const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
+  if (i < n) codes[i] = simt::float_to_half(in[i]);
+}
+SIMT_KERNEL(rounded, const float* a, const float* b, const float* c, float* out, int32_t n) {
+  const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
+  if (i >= n) return;
+  out[i] = a[i] * b[i] + c[i];
+  out[n + i] = simt::fma(a[i], b[i], c[i]);
+  out[2 * n + i] = a[i] / b[i];
+  out[3 * n + i] = simt::sqrt(a[i]);
+}
+"""
+
+Run = Callable[..., list[NDArray[Any]]]
+
+
+@pytest.fixture(scope="module")
+def run(device: Device) -> Iterator[Run]:
+    """run(kernel, signature, grid, arguments): what each array among them holds afterwards."""
+    code = device.compile(
+        flatten("simt.h") + SOURCE,
+        "simt.hip",
+        [
+            *(*OPTIONS, f"--offload-arch={device.architecture}", f"-DSIMT_BLOCK={BLOCK}"),
+            *(f"-DSIMT_WAVE={WAVE}", f"-DCOLUMNS={COLUMNS}"),
+        ],
+    )
+    module = Module(code, "simt.hip")
+
+    def launch(
+        name: str, signature: str, grid: tuple[int, int], *arguments: Any
+    ) -> list[NDArray[Any]]:
+        buffers: dict[int, Buffer] = {}
+        for place, argument in enumerate(arguments):
+            if isinstance(argument, np.ndarray):
+                buffers[place] = Buffer(device, argument.nbytes, "test")
+                buffers[place].upload(argument)
+        given = [buffers.get(place, argument) for place, argument in enumerate(arguments)]
+        Kernel(module, name, signature, BLOCK).launch(device.stream, grid, *given)
+        result = []
+        for place, buffer in buffers.items():
+            like = arguments[place]
+            result.append(buffer.download(like.shape, like.dtype))
+            buffer.free()
+        return result
+
+    yield launch
+    module.unload()
+
+
+def _blocks(count: int) -> tuple[int, int]:
+    return (-(-count // BLOCK), 1)
+
+
+def test_every_thread_of_a_grid_runs_once(run: Run) -> None:
+    (got,) = run("position", "P", (5, 3), np.full(15 * BLOCK, -1, dtype=np.int32))
+    thread = np.arange(BLOCK)
+    np.testing.assert_array_equal(got, np.tile(thread // WAVE * 1000 + thread % WAVE, 15))
+
+
+def test_shared_memory_is_seen_after_a_barrier(run: Run) -> None:
+    (got,) = run("shared_memory", "P", (7, 1), np.zeros(7 * BLOCK, dtype=np.int32))
+    want = np.arange(7 * BLOCK).reshape(7, BLOCK)[:, ::-1]
+    np.testing.assert_array_equal(got.reshape(7, BLOCK), want)
+
+
+@pytest.mark.parametrize("count", [0, 1, COLUMNS - 1, COLUMNS])
+def test_wave_sum_is_one_butterfly_bit_for_bit(count: int, run: Run) -> None:
+    rng = np.random.default_rng(count)
+    values = rng.standard_normal((BLOCK, COLUMNS)).astype(np.float32) * np.float32(1e3)
+    values *= np.float32(10.0) ** rng.integers(-4, 4, values.shape).astype(np.float32)
+    _, got = run("columns_sum", "PPi", (1, 1), values, np.zeros_like(values), count)
+    tree = values.reshape(-1, WAVE, COLUMNS)
+    offset = WAVE // 2
+    while offset:
+        tree = tree + tree[:, np.arange(WAVE) ^ offset]
+        offset //= 2
+    want = np.where(np.arange(COLUMNS) < count, tree.reshape(BLOCK, COLUMNS), values)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def test_wave_max_and_shuffles(run: Run) -> None:
+    values = np.random.default_rng(3).standard_normal(BLOCK).astype(np.float32)
+    outs = [np.zeros_like(values) for _ in range(3)]
+    answer = run("wave_operations", "PPPP", (1, 1), values, *outs)
+    maximum, rotated, flipped = (out.reshape(-1, WAVE) for out in answer[1:])
+    by_wave, lanes = values.reshape(-1, WAVE), np.arange(WAVE)
+    np.testing.assert_array_equal(maximum, np.broadcast_to(by_wave.max(1)[:, None], by_wave.shape))
+    np.testing.assert_array_equal(rotated, by_wave[:, (lanes + 5) % WAVE])
+    np.testing.assert_array_equal(flipped, by_wave[:, lanes ^ 3])
+
+
+@pytest.mark.parametrize(
+    ("values", "want"),
+    [({7: np.nan}, np.nan), ({}, 0.0), ({0: np.nan, 31: np.inf}, np.nan), ({31: np.inf}, np.inf)],
+)
+def test_wave_max_keeps_nan_and_prefers_plus_zero(
+    values: dict[int, float], want: float, run: Run
+) -> None:
+    lanes = np.where(np.arange(BLOCK) % 3 == 0, np.float32(0.0), np.float32(-0.0))
+    for lane, value in values.items():
+        lanes[lane] = value
+    outs = [np.ones_like(lanes) for _ in range(3)]
+    got = run("wave_operations", "PPPP", (1, 1), lanes, *outs)[1][:WAVE]
+    np.testing.assert_array_equal(got, np.full(WAVE, want, dtype=np.float32))
+    assert not np.signbit(got[~np.isnan(got)]).any()
+
+
+def test_every_half_converts_as_in_numpy(run: Run) -> None:
+    codes = np.arange(65536, dtype=np.uint32)
+    out = np.zeros(65536, dtype=np.float32)
+    got = run("from_half", "PPi", _blocks(65536), codes, out, 65536)[1]
+    want = codes.astype(np.uint16).view(np.float16).astype(np.float32)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(got.view(np.uint32)[numbers], want.view(np.uint32)[numbers])
+    assert np.isnan(got[~numbers]).all()
+    assert (~numbers).sum() == 2046
+
+
+def test_floats_round_to_the_nearest_even_half(run: Run) -> None:
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves + np.append(halves[1:], np.float32(65536.0))) / 2
+    around = [np.nextafter(middles, np.float32(end)) for end in (np.inf, -np.inf)]
+    anything = np.random.default_rng(11).integers(0, 2**32, 100_000, dtype=np.uint32)
+    ends = np.array([np.inf], dtype=np.float32)
+    values = np.concatenate([ends, halves, middles, *around, anything.view(np.float32)])
+    values = np.concatenate([values, -values])
+    codes = np.zeros(values.size, dtype=np.uint32)
+    got = run("to_half", "PPi", _blocks(values.size), values, codes, values.size)[1]
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = values.astype(np.float16)
+    numbers = ~np.isnan(values)
+    low = got.astype(np.uint16)
+    np.testing.assert_array_equal(low[numbers], want.view(np.uint16)[numbers])
+    assert np.isnan(low[~numbers].view(np.float16)).all()
+    assert numbers.sum() > 250_000
+
+
+def test_each_written_operation_rounds_once_and_only_fma_is_fused(run: Run) -> None:
+    rng = np.random.default_rng(5)
+    count = 10_000
+    a, b = (rng.uniform(1, 2, count).astype(np.float32) for _ in range(2))
+    c = -(a * b)  # leaves nothing but what the product's rounding lost
+    tiny = np.float32(2.0**-126)
+    a[:100] *= tiny  # products and roots of denormals, quotients that are denormal
+    b[:50] *= np.float32(0.25)
+    c[:100] = 0
+    out = np.zeros(4 * count, dtype=np.float32)
+    got = run("rounded", "PPPPi", _blocks(count), a, b, c, out, count)[3].reshape(4, count)
+    fused = (a.astype(np.float64) * b + c).astype(np.float32)  # a product of floats is exact there
+    want = np.stack([a * b + c, fused, a / b, np.sqrt(a)])
+    assert (want[0] != want[1]).sum() > count // 2, "the data tell a fused operation apart"
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
