@@ -1,4 +1,4 @@
-"""The command line: `assay doctor|validate|trace|compare|generate|bisect|limits|faults`.
+"""The command line: `assay doctor|validate|trace|compare|generate|...`.
 
 Exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid or device error 3, interrupt 130.
 Deliberate errors are one line on standard error, before the lines of a compiler's or runtime's log
@@ -17,7 +17,10 @@ from collections.abc import Sequence
 from reference.model.errors import AssayError, DeviceError
 from suites.harness.verdict import State
 
-COMMANDS = ("doctor", "validate", "trace", "compare", "generate", "bisect", "limits", "faults")
+COMMANDS = (
+    *("doctor", "validate", "trace", "compare", "generate", "bisect", "limits", "faults"),
+    "geometry",
+)
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 
