@@ -71,6 +71,8 @@ class DeviceWeights:
         started = time.perf_counter()
 
         def sent(nbytes: int) -> None:
+            if nbytes == total:
+                return  # the report follows
             rate = nbytes / 1e9 / max(time.perf_counter() - started, 1e-9)
             report(f"uploading {nbytes // MIB} of {total // MIB} MiB of weights, {rate:.1f} GB/s")
 

@@ -19,7 +19,7 @@ from suites.harness.verdict import State
 
 COMMANDS = (
     *("doctor", "validate", "trace", "compare", "generate", "bisect", "limits", "faults"),
-    "geometry",
+    *("bench", "geometry"),
 )
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # as a shell reports SIGPIPE

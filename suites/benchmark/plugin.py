@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reports import reference_speed
+from reports import reference_speed, speed
 from reports.records import ReportError, load_records, write_text
 from reports.tables import document
 from suites.benchmark.clock import CLOCK
@@ -64,7 +64,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """pytest-benchmark's own header names the timer that it would use by default."""
     if not config.getoption("--benchmark"):
         return None
-    return f"assay: prefill is timed by {CLOCK.label}, the reference by the host's clock"
+    return f"assay: engines are timed by {CLOCK.label}, the reference by the host's clock"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -84,8 +84,11 @@ def pytest_benchmark_update_json(
     for row in kept:
         row["params"] = {"id": row["param"]}  # the case itself is in extra_info
     of_reference = [row for row in kept if reference_speed.is_reference_speed(row)]
-    output_json["benchmarks"] = [row for row in kept if row not in of_reference]
+    of_decode = [row for row in kept if speed.is_speed(row)]
+    others = [row for row in kept if row not in of_reference and row not in of_decode]
+    output_json["benchmarks"] = others
     output_json["reference_speed"] = of_reference
+    output_json["speed"] = of_decode
     output_json["without_verdict"] = config.stash[UNVERIFIED]
 
 
@@ -115,11 +118,13 @@ def _document(path: Path, *, markdown: bool) -> str:
     """Every table of a stored file. Raises ReportError where it has no row."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     parts = []
-    if stored["benchmarks"] or not stored["reference_speed"]:
+    if stored["benchmarks"] or not (stored["reference_speed"] or stored["speed"]):
         parts.append(document(load_records(path), markdown=markdown))
+    tables = list(speed.tables(speed.read_rows([row["extra_info"] for row in stored["speed"]])))
     if stored["reference_speed"]:
-        table = reference_speed.table(reference_speed.read_rows(stored["reference_speed"]))
-        parts.append((table.markdown() if markdown else table.terminal()) + "\n")
+        rows = reference_speed.read_rows(stored["reference_speed"])
+        tables.append(reference_speed.table(rows))
+    parts += [(table.markdown() if markdown else table.terminal()) + "\n" for table in tables]
     return "\n".join(parts)
 
 

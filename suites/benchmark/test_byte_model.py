@@ -1,6 +1,7 @@
 """The byte and FLOP model against figures worked out by hand, and the measured limits' kernels."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,13 @@ from suites.benchmark.limits import CPU_NBYTES, MeasuredLimits, measure_limits
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
-    """A published geometry without its weights."""
+    """A published geometry without its weights; two of them with a short vocabulary, for speed."""
     folder = tmp_path_factory.mktemp("shapes")
-    cases = {"qwen3": QWEN3_8B, "qwen3.6": QWEN36_35B_A3B, "gemma4": GEMMA4_31B}
+    cases = {
+        "qwen3": QWEN3_8B,
+        "qwen3.6": replace(QWEN36_35B_A3B, vocab_size=400),
+        "gemma4": replace(GEMMA4_31B, vocab_size=400),
+    }
 
     def load(name: str) -> Model:
         path = Path(folder / f"{name}.gguf")
