@@ -3,13 +3,14 @@
 import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from backend_hip import Device
 from backend_hip.device import Progress
+from backend_hip.weights import LoadReport
 from reference.model import Model
 from reports.speed import Speed
 from suites.benchmark.byte_model import flow_weight_bytes, prefill_flops, step_bytes
@@ -26,7 +27,10 @@ SEED = 2025
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured, and the facts that every record carries."""
+    """What is measured, and the facts that every record carries.
+
+    `loads` gets the report of each engine's weights.
+    """
 
     name: str
     model: Model
@@ -34,6 +38,7 @@ class Subject:
     limits: MeasuredLimits
     host: str
     commit: str
+    loads: list[LoadReport] = field(default_factory=list)
 
     def tokens(self, count: int) -> tuple[int, ...]:
         """Random token ids, the same for every row."""
@@ -58,6 +63,8 @@ def run_section(subject: Subject, section: Section, rounds: int, progress: Progr
         progress(f"{section.name}: timing {len(section.rows)} rows, {rounds} rounds in turn")
         timed = {row: timed_row(subject, runners[row.options], row) for row in section.rows}
         samples = in_turn(subject.device, timed, rounds)
+        again = prove_rows(subject, section, runners)
+        assert again == proofs, f"{section.name}: results after the timing differ from before"
         return [
             record(subject, section, row, proofs[row], samples, runners) for row in section.rows
         ]
@@ -73,6 +80,7 @@ def _runner(subject: Subject, section: Section, options: Options, progress: Prog
         progress=progress,
         **dict(options),
     )
+    subject.loads.append(runner.engine.weights.loading)
     deepest = max((row.context for row in rows if row.phase == "decode"), default=0)
     runner.assume(deepest)
     return runner
@@ -122,7 +130,8 @@ def limit_of(subject: Subject, row: SpeedRow, runner: Runner) -> tuple[float, st
     """Least seconds of one sample, and of what: bytes, or FLOPs where their time is longer."""
     kv, limits = (row.kv_type_k, row.kv_type_v), subject.limits
     rate = limits.read_bytes_per_s
-    bytes_name = "bytes of weights, cache and states over the measured read rate"
+    measured = f"the read rate measured in this run, {rate / 1e9:,.0f} GB/s"
+    bytes_name = f"bytes of weights, cache and states over {measured}"
 
     def steps_s(first: int, count: int) -> float:
         """`count` steps from `first` cached tokens on; bytes grow linearly between the ends."""
@@ -146,8 +155,12 @@ def limit_of(subject: Subject, row: SpeedRow, runner: Runner) -> tuple[float, st
     if limits.matrix_flops_per_s is not None:
         by_flops = prefill_flops(subject.model, row.context) / limits.matrix_flops_per_s
         if by_flops > by_bytes:
-            return by_flops + decoded, "FLOPs of the prompt over the measured matrix rate"
-    return by_bytes + decoded, "bytes of weights, once a flow, over the measured read rate"
+            matrix = f"{limits.matrix_flops_per_s / 1e12:,.0f} TFLOP/s"
+            return (
+                by_flops + decoded,
+                f"FLOPs of the prompt over the measured matrix rate, {matrix}",
+            )
+    return by_bytes + decoded, f"bytes of weights, once a flow, over {measured}"
 
 
 def record(

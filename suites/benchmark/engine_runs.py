@@ -74,12 +74,15 @@ class Runner:
             held.positions[:] = [length] * self.sequences
 
     def _fill(self, buffer: Buffer, pattern: NDArray[np.uint8], length: int) -> None:
+        """Every sequence gets values of its own: the pattern, begun a position later each."""
         each = buffer.nbytes // self.sequences
-        nbytes = each // self.engine.context_length * length
+        row_nbytes = each // self.engine.context_length
+        nbytes = row_nbytes * length
         if nbytes:
-            values = np.resize(pattern, nbytes)
+            values = np.resize(pattern, nbytes + row_nbytes * self.sequences)
             for sequence in range(self.sequences):
-                buffer.upload(values, sequence * each)
+                first = sequence * row_nbytes
+                buffer.upload(values[first : first + nbytes], sequence * each)
 
     def step(self, tokens: Sequence[int]) -> list[int]:
         """One token for each of the first len(tokens) sequences, as production decodes."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from backend_hip.engine import DEFAULT_MAX_COLS
 from backend_hip.registry import KV_TYPES, PATHS
-from suites.benchmark.cases import MAX_COLS
+from suites.benchmark.cases import MAX_COLS, MAX_COLS_PROMPTS, MODE_PROMPTS
 from suites.benchmark.engine_runs import most_sequences
 
 # Around every threshold: the matrix units' 16 rows, and where another path takes over.
 BATCHES = {"gpu": (1, 2, 3, 4, 5, 8, 15, 16, 17, 32), "cpu": (1, 2, 3)}
 CONTEXTS = {"gpu": (128, 2048, 6900), "cpu": (17,)}
-PROMPTS = {"gpu": (17, 105, 313, 658), "cpu": (17,)}
-MAX_COLS_PROMPTS = {"gpu": (105, 120, 128, 313, 658), "cpu": (17,)}
+PROMPTS = {"gpu": MODE_PROMPTS["gpu"], "cpu": (17,)}
+SWEPT_PROMPTS = {"gpu": MAX_COLS_PROMPTS["gpu"], "cpu": (17,)}
 MAX_COLS_SWEPT = {"gpu": MAX_COLS, "cpu": (16, 40)}
 # After 105 tokens: the whole of a short answer, by path.
 WALL_PROMPT, WALL_STEPS = {"gpu": 105, "cpu": 17}, 8
@@ -132,7 +132,7 @@ def _wall(size: str) -> Section:
 def _max_cols(size: str) -> Section:
     rows = tuple(
         SpeedRow("batched", "kparallel", "f16", "f16", prompt, max_cols=columns)
-        for prompt in MAX_COLS_PROMPTS[size]
+        for prompt in SWEPT_PROMPTS[size]
         for columns in MAX_COLS_SWEPT[size]
     )
     return Section(

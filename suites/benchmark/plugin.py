@@ -5,7 +5,6 @@ tables and their Markdown hold only rows whose verdict is ok. Files appear in ru
 --benchmark-json says) whole or not at all.
 """
 
-import json
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 
 from reports import reference_speed, speed
-from reports.records import ReportError, load_records, write_text
-from reports.tables import document
+from reports.records import ReportError, write_text
+from reports.stored import stored_document
 from suites.benchmark.clock import CLOCK
 
 # pytest-benchmark's options that mean nothing unless something is timed.
@@ -103,8 +102,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not part.exists():
             raise ReportError("--benchmark: no benchmark was timed, so there is no table")
         markdown = target.with_suffix(".md")
-        text = _document(part, markdown=False)
-        write_text(markdown, _document(part, markdown=True))
+        text = stored_document(part, markdown=False)
+        write_text(markdown, stored_document(part, markdown=True))
         part.replace(target)
         config.stash[SUMMARY] = f"{text}\nJSON: {target}\nMarkdown: {markdown}"
     except (ReportError, OSError) as error:
@@ -112,20 +111,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.stash[SUMMARY] = str(error)
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _document(path: Path, *, markdown: bool) -> str:
-    """Every table of a stored file. Raises ReportError where it has no row."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    parts = []
-    if stored["benchmarks"] or not (stored["reference_speed"] or stored["speed"]):
-        parts.append(document(load_records(path), markdown=markdown))
-    tables = list(speed.tables(speed.read_rows([row["extra_info"] for row in stored["speed"]])))
-    if stored["reference_speed"]:
-        rows = reference_speed.read_rows(stored["reference_speed"])
-        tables.append(reference_speed.table(rows))
-    parts += [(table.markdown() if markdown else table.terminal()) + "\n" for table in tables]
-    return "\n".join(parts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -13,14 +13,18 @@ def document(
     records: Sequence[Speed],
     limits: MeasuredLimits,
     left_out: Sequence[str],
+    loads: Sequence[object],
     *,
     markdown: bool,
 ) -> str:
-    """All tables with the limits under them, and what there was no time for."""
+    """All tables with the limits under them, how loading went (`loads`: a line each), and what
+    there was no time for.
+    """
     parts = [table.markdown() if markdown else table.terminal() for table in tables(records)]
     if markdown:
         parts.insert(0, "# Speed")
     parts.append(limits.line())
+    parts += [f"{line}." for line in dict.fromkeys(map(str, loads))]
     if records:
         first = records[0]
         parts.append(f"Commit {first.commit}; compiler {first.compiler}; host {first.host}.")

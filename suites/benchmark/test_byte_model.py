@@ -22,6 +22,7 @@ from suites.benchmark.byte_model import (
     touched_experts,
 )
 from suites.benchmark.limits import CPU_NBYTES, MeasuredLimits, measure_limits
+from suites.benchmark.load_speed import read_alone
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +165,11 @@ def test_stored_limits() -> None:
     assert limits.stored()["read_bytes_per_s"] == 3.0e9
     assert "3.0 GB/s" in limits.line()
     assert "not measured" in limits.line()
+
+
+def test_reading_alone_reads_every_tensor(load: Callable[[str], Model]) -> None:
+    model = load("tiny-llama-fused")
+    report = read_alone(model)
+    assert report.nbytes == sum(info.nbytes for info in model.file.tensors.values())
+    assert report.elapsed_s > 0
+    assert "file read alone: " in str(report)

@@ -4,11 +4,16 @@ import argparse
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from reference.model.cache import atomic_write
 from reference.model.errors import InputError
 from suites.commands import common
 from suites.harness.verdict import write_json
+
+if TYPE_CHECKING:
+    from reports.speed import Speed
+    from suites.benchmark.limits import MeasuredLimits
 
 SCHEMA_VERSION = 1
 ROUNDS = 5
@@ -53,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     from suites.benchmark.bench import Subject, run_section
     from suites.benchmark.clock import host_name
     from suites.benchmark.limits import measure_limits
+    from suites.benchmark.load_speed import read_alone
     from suites.benchmark.plans import SECTIONS, section
     from suites.benchmark.stored import checkout_commit, document
 
@@ -68,11 +74,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None and not arguments.out.is_dir():
         raise InputError(f"--out is {arguments.out}, expected a folder that exists")
     began = time.monotonic()
-    records, left_out = [], []
+    records: list[Speed] = []
+    left_out: list[str] = []
+
+    def text(*, markdown: bool) -> str:
+        fastest = sorted(subject.loads, key=lambda load: load.elapsed_s)[:1]
+        return document(records, limits, left_out, [read, *fastest], markdown=markdown)
+
     with common.ProgressReport() as progress:
         model = common.open_model(arguments, progress)
         with open_device(arguments.device, progress=progress) as device:
-            limits = measure_limits(device)
+            progress("measuring limits, reading the file")
+            limits, read = measure_limits(device), read_alone(model)
             subject = Subject(
                 arguments.model, model, device, limits, host_name(), checkout_commit()
             )
@@ -83,14 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
                 plan = section(name, device.runtime.kind)
                 records += run_section(subject, plan, arguments.rounds, progress)
                 # What is measured is kept, whatever happens to the next section.
-                _write(
-                    arguments, document(records, limits, left_out, markdown=True), records, limits
-                )
-    print(document(records, limits, left_out, markdown=False))
+                _write(arguments, text(markdown=True), records, limits)
+    print(text(markdown=False))
     return 0
 
 
-def _write(arguments: argparse.Namespace, markdown: str, records: Any, limits: Any) -> None:
+def _write(
+    arguments: argparse.Namespace,
+    markdown: str,
+    records: "list[Speed]",
+    limits: "MeasuredLimits",
+) -> None:
     stored = {
         "schema_version": SCHEMA_VERSION,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -98,8 +114,6 @@ def _write(arguments: argparse.Namespace, markdown: str, records: Any, limits: A
         "rows": [record.stored() for record in records],
     }
     if arguments.out is not None:
-        from reference.model.cache import atomic_write
-
         write_json(arguments.out / "speed.json", stored)
         atomic_write(arguments.out / "speed.md", markdown.encode())
     if arguments.json is not None:

@@ -14,6 +14,7 @@ from backend_hip import Device
 from backend_hip.registry import KV_TYPES, PATHS
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
+from reports.__main__ import main as reports_main
 from reports.records import ReportError
 from reports.speed import Speed, read_rows, tables
 from suites import cli
@@ -245,12 +246,15 @@ def test_the_command_writes_tables_and_records(
     assert "share of limit" in text
     assert "tok/s [emulated]" in text
     assert "Limits measured in this run" in text
+    assert text.count("weights uploaded: ") == text.count("file read alone: ") == 1
     stored = json.loads((tmp_path / "speed.json").read_text())
     assert stored == json.loads((tmp_path / "copy.json").read_text())
     expected = [row for name in SECTIONS for row in section(name, "cpu").rows]
     assert len(read_rows(stored["rows"])) == len(expected)
     assert stored["limits"]["read_bytes_per_s"] > 0
     assert (tmp_path / "speed.md").read_text().startswith("# Speed")
+    assert reports_main([str(tmp_path / "speed.json")]) == 0
+    assert "share of limit" in capsys.readouterr().out
 
 
 def test_what_there_was_no_time_for_is_said(
