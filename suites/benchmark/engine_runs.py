@@ -20,11 +20,6 @@ from reference.model.errors import InputError, Unsupported
 _PATTERN_NBYTES = 4 * 2**20
 
 
-def most_sequences() -> int:
-    """How many sequences an engine advances together."""
-    return 64 if hasattr(Engine, "step_batch") else 1
-
-
 class Runner:
     """One engine, `sequences` of which the first so many advance together."""
 
@@ -37,15 +32,9 @@ class Runner:
         progress: Progress | None = None,
         **options: Any,
     ) -> None:
-        if sequences > most_sequences():
-            raise Unsupported(
-                f"benchmark: {sequences} sequences; supported: {most_sequences()} at a time"
-            )
-        if most_sequences() > 1:
-            options["sequences"] = sequences
         self.model, self.device, self.sequences = model, device, sequences
         self._types = (options.get("kv_type_k", "f16"), options.get("kv_type_v", "f16"))
-        self.engine = Engine(model, device, progress=progress, **options)
+        self.engine = Engine(model, device, sequences=sequences, progress=progress, **options)
 
     def assume(self, length: int, seed: int = 1) -> None:
         """Every sequence holds `length` tokens that were never fed: random finite keys and values.
@@ -67,11 +56,7 @@ class Runner:
 
     def place(self, length: int) -> None:
         """Every sequence is at position `length` of what its cache holds, whatever that is."""
-        held = getattr(self.engine, "_sequences", None)
-        if held is None:
-            self.engine._position = length
-        else:
-            held.positions[:] = [length] * self.sequences
+        self.engine._sequences.positions[:] = [length] * self.sequences
 
     def _fill(self, buffer: Buffer, pattern: NDArray[np.uint8], length: int) -> None:
         """Every sequence gets values of its own: the pattern, begun a position later each."""
@@ -90,9 +75,7 @@ class Runner:
 
     def step_of(self, tokens: Sequence[int], sequences: Sequence[int]) -> list[int]:
         """One token for each named sequence."""
-        if most_sequences() == 1:
-            return [self.engine.step(token) for token in tokens]
-        return list(self.engine.step_batch(tokens, sequences))  # type: ignore[attr-defined]
+        return self.engine.step_batch(tokens, sequences)
 
     def prefill(self, mode: str, tokens: Sequence[int]) -> PrefillResult:
         """Feeds a prompt to sequence 0."""

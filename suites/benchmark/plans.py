@@ -1,16 +1,16 @@
 """What `assay bench` and the decode benchmarks time: sections of rows that are timed in turn."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from backend_hip.engine import DEFAULT_MAX_COLS
 from backend_hip.registry import KV_TYPES, PATHS
 from suites.benchmark.cases import MAX_COLS, MAX_COLS_PROMPTS, MODE_PROMPTS
-from suites.benchmark.engine_runs import most_sequences
 
 # Around every threshold: the matrix units' 16 rows, and where another path takes over.
 BATCHES = {"gpu": (1, 2, 3, 4, 5, 8, 15, 16, 17, 32), "cpu": (1, 2, 3)}
+KV_BATCHES = {"gpu": (1, 8), "cpu": (1, 2)}
 CONTEXTS = {"gpu": (128, 2048, 6900), "cpu": (17,)}
 PROMPTS = {"gpu": MODE_PROMPTS["gpu"], "cpu": (17,)}
 SWEPT_PROMPTS = {"gpu": MAX_COLS_PROMPTS["gpu"], "cpu": (17,)}
@@ -80,7 +80,7 @@ def _decode(size: str) -> Section:
     rows = (
         SpeedRow("decode", path, "f16", "f16", context, batch, STEPS[size])
         for context in CONTEXTS[size]
-        for batch in _batches(BATCHES[size])
+        for batch in BATCHES[size]
         for path in decode_paths()
     )
     return Section(
@@ -96,7 +96,7 @@ def _kv(size: str) -> Section:
     rows = (
         SpeedRow("decode", "kparallel", kind, kind, context, batch, STEPS[size])
         for context in CONTEXTS[size][-2:]
-        for batch in _batches((1, 8))
+        for batch in KV_BATCHES[size]
         for kind in KV_TYPES
         if kind != "f32"
     )
@@ -162,7 +162,3 @@ def section(name: str, device_kind: str | None) -> Section:
 def decode_paths() -> tuple[str, ...]:
     """Paths that differ in decode: `serial` has no kernels of its own for it."""
     return tuple(path for path in PATHS if path != "serial")
-
-
-def _batches(wanted: Sequence[int]) -> list[int]:
-    return [batch for batch in wanted if batch <= most_sequences()]

@@ -18,8 +18,7 @@ from reports.__main__ import main as reports_main
 from reports.records import ReportError
 from reports.speed import Speed, read_rows, tables
 from suites import cli
-from suites.benchmark import plans
-from suites.benchmark.engine_runs import Runner, finite_values, most_sequences
+from suites.benchmark.engine_runs import Runner, finite_values
 from suites.benchmark.interleave import Timed, in_turn
 from suites.benchmark.peer import peer_decode, peer_prefill
 from suites.benchmark.plans import SECTIONS, SpeedRow, section
@@ -71,9 +70,18 @@ def test_a_context_outside_the_cache_is_refused(runner: Runner, length: int) -> 
         runner.assume(length)
 
 
-def test_more_sequences_than_the_engine_has(device: Device, load: Callable[[str], Model]) -> None:
-    with pytest.raises(Unsupported, match="sequences; supported"):
-        Runner(load(MODEL), device, sequences=most_sequences() + 1)
+def test_sequences_hold_values_of_their_own(device: Device, load: Callable[[str], Model]) -> None:
+    runner = Runner(load(MODEL), device, sequences=3, context_length=64)
+    runner.assume(40)
+    tokens = [7, 7, 7]
+    steps = runner.engine.decode_batch(tokens)
+    logits = [step.tail.logits for step in steps]
+    assert not any(same_bits(logits[0], other) for other in logits[1:])
+    runner.place(40)
+    assert runner.step(tokens) == [step.token for step in steps]
+    runner.place(40)
+    assert runner.step_of([7], [2]) == [steps[2].token]
+    runner.close()
 
 
 def test_every_kv_type_has_finite_values() -> None:
@@ -155,8 +163,7 @@ def test_every_row_has_its_base_in_its_section(name: str, kind: str) -> None:
     assert {replace(row, path="kparallel") for row in plan.rows} <= set(plan.rows)
 
 
-def test_the_sweep_stands_around_the_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "most_sequences", lambda: 64)
+def test_the_sweep_stands_around_the_thresholds() -> None:
     rows = section("decode", "cuda").rows
     assert {row.batch for row in rows} == {1, 2, 3, 4, 5, 8, 15, 16, 17, 32}
     assert {row.context for row in rows} == {128, 2048, 6900}
