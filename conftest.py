@@ -22,7 +22,7 @@ from threadpoolctl import ThreadpoolController
 from backend_hip import Device, Engine, open_device
 from backend_hip.runtimes import RuntimeInfo, select_runtime
 from backend_hip.runtimes.checking import require_checkable, set_checking
-from fixtures.registry import model_names, published_files, resolve_model
+from fixtures.registry import is_large, is_registered, published_files, resolve_model
 from reference.model import Model, load_model
 from reference.model.errors import AssayError
 from suites import summary
@@ -87,7 +87,7 @@ def _require_models(names: tuple[str, ...]) -> None:
     """Refuses a mistyped model before anything is collected; builds nothing."""
     for name in names:
         try:
-            missing = name not in model_names() and not resolve_model(name).is_file()
+            missing = not is_registered(name) and not resolve_model(name).is_file()
         except AssayError as error:
             raise pytest.UsageError(f"--model: {error}") from None
         if missing:
@@ -226,7 +226,7 @@ def _blas_threads(request: pytest.FixtureRequest, _pools: ThreadpoolController) 
     the test's model is a published one or a file.
     """
     name = axis_value(parameters_of(request.node), "model")
-    large = name is not None and (name in published_files() or name not in model_names())
+    large = name is not None and is_large(name)
     with nullcontext() if large else _pools.limit(limits=1, user_api="blas"):
         yield
 

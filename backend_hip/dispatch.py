@@ -135,7 +135,7 @@ def route_name(key: Key) -> str:
 
 
 def source_of(
-    row: KernelRow, parameters: Mapping[str, int], size: int = 0, architecture: str = "gfx1201"
+    row: KernelRow, parameters: Mapping[str, int], size: int, architecture: str
 ) -> KernelSource:
     """What to compile for a row.
 

@@ -33,6 +33,7 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 }
 """Values of the defines that rows leave open, by name: those of the models at hand."""
 WAVES = (32, 64)
+ARCHITECTURE = "gfx1201"
 
 # RDNA4's limits, from LLVM's AMDGPUBaseInfo (getTotalNumVGPRs, getVGPRAllocGranule, gfx1201's
 # Feature1_5xVGPRs) and its AMDGPUSubtarget (getOccupancyWithLocalMemSize).
@@ -143,7 +144,7 @@ def variants_of(
     found = []
     for values in itertools.product(*(sizes[name] for name in names)):
         chosen = dict(zip(names, values, strict=True))
-        source = source_of(row, chosen, chosen[row.sized] if row.sized else 0)
+        source = source_of(row, chosen, chosen[row.sized] if row.sized else 0, ARCHITECTURE)
         for wave in (wave for wave in waves if wave in row.waves):
             defines = dict(source.defines)
             defines |= {"SIMT_WAVE": wave, "SIMT_BLOCK": max(wave, defines["SIMT_BLOCK"])}

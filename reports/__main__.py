@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from reports.records import ReportError, load_records, write_text
-from reports.tables import document
+from reports.records import ReportError, write_text
+from reports.stored import stored_document
 
 BAD_INPUT = 2
 
@@ -17,14 +17,15 @@ BAD_INPUT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m reports", description=__doc__)
-    parser.add_argument("file", type=Path, help="JSON that `pytest --benchmark` left")
+    parser.add_argument(
+        "file", type=Path, help="JSON that `pytest --benchmark` or `assay bench` left"
+    )
     parser.add_argument("--markdown", type=Path, metavar="OUT.md", help="also write Markdown here")
     options = parser.parse_args(arguments)
     try:
-        records = load_records(options.file)
-        text = document(records, markdown=False)
+        text = stored_document(options.file, markdown=False)
         if options.markdown is not None:
-            write_text(options.markdown, document(records, markdown=True))
+            write_text(options.markdown, stored_document(options.file, markdown=True))
     except ReportError as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         return BAD_INPUT

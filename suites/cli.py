@@ -1,4 +1,4 @@
-"""The command line: `assay doctor|validate|trace|compare|generate|bisect|limits|faults|isa`.
+"""The command line: `assay doctor|validate|trace|compare|generate|...`.
 
 Exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid or device error 3, interrupt 130.
 Deliberate errors are one line on standard error, before the lines of a compiler's or runtime's log
@@ -19,7 +19,7 @@ from suites.harness.verdict import State
 
 COMMANDS = (
     *("doctor", "validate", "trace", "compare", "generate", "bisect", "limits", "faults"),
-    "isa",
+    *("bench", "geometry", "isa"),
 )
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # as a shell reports SIGPIPE

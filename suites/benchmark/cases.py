@@ -4,7 +4,7 @@
     max-cols   batched kparallel at every MAX_COLS              x prompt length
 
 105 tokens leave remainders that confound MAX_COLS (35 divides 105; 40 and 48 both make 3 chunks),
-so the second sweep also runs 120 and 128.
+so the second sweep also runs 120 and 128, on a GPU 313 and 658 too.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from suites.options import Selection
 
 MODE_KINDS = (("per-token", "kparallel"), ("batched", "serial"), ("batched", "kparallel"))
 MAX_COLS = (16, 32, 35, 40, 44, 48, 64)
-MAX_COLS_PROMPTS = (105, 120, 128)
+MAX_COLS_PROMPTS = {"cpu": (105, 120, 128), "gpu": (105, 120, 128, 313, 658)}
 # Long prompts show the difference between the modes, but emulation can't afford them.
 MODE_PROMPTS = {"cpu": (17, 105), "gpu": (17, 105, 313, 658)}
 MODELS = {"cpu": ("tiny-llama",), "gpu": ("smollm2",)}
@@ -59,7 +59,7 @@ def cases(sweep: str, selection: Selection, device_kind: str | None) -> list[Spe
     size = "cpu" if device_kind in ("cpu", None) else "gpu"
     columns = selection.max_cols or ((DEFAULT_MAX_COLS,) if sweep == "mode" else MAX_COLS)
     kinds = MODE_KINDS if sweep == "mode" else (("batched", "kparallel"),)
-    prompts = MODE_PROMPTS[size] if sweep == "mode" else MAX_COLS_PROMPTS
+    prompts = MODE_PROMPTS[size] if sweep == "mode" else MAX_COLS_PROMPTS[size]
     (kv_type_k,) = selection.kv_type_k or (DEFAULT_KV_TYPE,)
     (kv_type_v,) = selection.kv_type_v or (DEFAULT_KV_TYPE,)
     return [

@@ -1,6 +1,5 @@
 """Fixtures of the benchmarks: proofs made once, and the cache flush between samples."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -11,25 +10,13 @@ from reference.model import Model
 from suites.benchmark.cases import SpeedCase
 from suites.benchmark.clock import CacheFlush
 from suites.benchmark.proof import reference_of
+from suites.benchmark.stored import checkout_commit
 from suites.harness.endtoend import Expected
 
 
 @pytest.fixture(scope="session")
-def commit(pytestconfig: pytest.Config) -> str:
-    """The checkout's commit, marked where files differ from it; "unknown" outside a repository."""
-
-    def git(*arguments: str) -> str | None:
-        command = ("git", "-C", str(pytestconfig.rootpath), *arguments)
-        try:
-            found = subprocess.run(command, capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            return None
-        return found.stdout.strip() if found.returncode == 0 else None
-
-    head = git("rev-parse", "--short=12", "HEAD")
-    if not head:
-        return "unknown"
-    return f"{head} with changes" if git("status", "--porcelain") else head
+def commit() -> str:
+    return checkout_commit()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ tables and their Markdown hold only rows whose verdict is ok. Files appear in ru
 --benchmark-json says) whole or not at all.
 """
 
-import json
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from reports import reference_speed
-from reports.records import ReportError, load_records, write_text
-from reports.tables import document
+from reports import reference_speed, speed
+from reports.records import ReportError, write_text
+from reports.stored import stored_document
 from suites.benchmark.clock import CLOCK
 
 # pytest-benchmark's options that mean nothing unless something is timed.
@@ -64,7 +63,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     """pytest-benchmark's own header names the timer that it would use by default."""
     if not config.getoption("--benchmark"):
         return None
-    return f"assay: prefill is timed by {CLOCK.label}, the reference by the host's clock"
+    return f"assay: engines are timed by {CLOCK.label}, the reference by the host's clock"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -84,8 +83,11 @@ def pytest_benchmark_update_json(
     for row in kept:
         row["params"] = {"id": row["param"]}  # the case itself is in extra_info
     of_reference = [row for row in kept if reference_speed.is_reference_speed(row)]
-    output_json["benchmarks"] = [row for row in kept if row not in of_reference]
+    of_decode = [row for row in kept if speed.is_speed(row)]
+    others = [row for row in kept if row not in of_reference and row not in of_decode]
+    output_json["benchmarks"] = others
     output_json["reference_speed"] = of_reference
+    output_json["speed"] = of_decode
     output_json["without_verdict"] = config.stash[UNVERIFIED]
 
 
@@ -100,8 +102,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if not part.exists():
             raise ReportError("--benchmark: no benchmark was timed, so there is no table")
         markdown = target.with_suffix(".md")
-        text = _document(part, markdown=False)
-        write_text(markdown, _document(part, markdown=True))
+        text = stored_document(part, markdown=False)
+        write_text(markdown, stored_document(part, markdown=True))
         part.replace(target)
         config.stash[SUMMARY] = f"{text}\nJSON: {target}\nMarkdown: {markdown}"
     except (ReportError, OSError) as error:
@@ -109,18 +111,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         config.stash[SUMMARY] = str(error)
         if session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def _document(path: Path, *, markdown: bool) -> str:
-    """Every table of a stored file. Raises ReportError where it has no row."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    parts = []
-    if stored["benchmarks"] or not stored["reference_speed"]:
-        parts.append(document(load_records(path), markdown=markdown))
-    if stored["reference_speed"]:
-        table = reference_speed.table(reference_speed.read_rows(stored["reference_speed"]))
-        parts.append((table.markdown() if markdown else table.terminal()) + "\n")
-    return "\n".join(parts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

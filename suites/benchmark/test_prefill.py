@@ -12,6 +12,7 @@ import pytest
 
 from backend_hip import Device, Engine
 from backend_hip.results import PrefillResult
+from fixtures.geometry_table import geometry_case
 from reference.model import Model
 from reports.records import SCHEMA_VERSION
 from suites.benchmark.cases import SpeedCase, cases
@@ -47,6 +48,9 @@ def timed(
 
     def check_and_time(case: SpeedCase) -> None:
         model = load(case.model)
+        small_enough = geometry_case(case.model) is None
+        if not small_enough and case.path != "kparallel":
+            pytest.skip("a bounded path needs the reference, for which the model is too large")
         engine = engine_factory(
             model,
             max_cols=case.max_cols,
@@ -54,7 +58,7 @@ def timed(
             kv_type_k=case.kv_type_k,
             kv_type_v=case.kv_type_v,
         )
-        proof = prove(engine, case, expected_of(model, case))
+        proof = prove(engine, case, expected_of(model, case) if small_enough else None)
         tokens = case.tokens(model.spec.vocab_size)
         prefill = engine.prefill_batched if case.prefill == "batched" else engine.prefill_per_token
         results: list[PrefillResult] = []

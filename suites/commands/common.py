@@ -2,18 +2,12 @@
 
 import argparse
 import os
-import re
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.status import Status
 
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import Checking, set_checking
@@ -22,6 +16,7 @@ from fixtures.registry import resolve_model
 from reference.model import Model, check_tokens, load_model
 from reference.model.errors import InputError
 from suites.commands import planting
+from suites.commands.progress import ProgressReport as ProgressReport
 from suites.commands.tables import table as table
 from suites.harness.patched import patched_engine
 
@@ -30,46 +25,7 @@ if TYPE_CHECKING:
     from backend_hip.results import PrefillPair
     from backend_hip.switch import BatchedPrefill
 
-_COUNT = re.compile(r"\d+( of |/)\d+.*")
 DEFAULT_PROMPT = "The capital of France is"
-
-
-class ProgressReport:
-    """Progress on standard error: a status line on a terminal, else one line per stage."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._status: Status | None = None
-        self._stage = ""
-
-    def __enter__(self) -> "ProgressReport":
-        if self._console.is_terminal:
-            self._status = self._console.status("")
-            self._status.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def __call__(self, text: str) -> None:
-        if self._status is not None:
-            self._status.update(text)
-            return
-        # Counted steps ("layer 3 of 30") are one stage; only its first line is printed.
-        stage = _COUNT.sub("", text)
-        if stage != self._stage:
-            self._stage = stage
-            print(f"  {text}", file=sys.stderr, flush=True)
-
-    def line(self, text: str) -> None:
-        """A line that stays, on standard error."""
-        self._console.print(text, markup=False, soft_wrap=True)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from backend_hip.device import Device
 from backend_hip.engine import Engine
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT
-from fixtures.registry import model_names, published_files
+from fixtures.registry import is_large
 from reference.model import Model
 from reference.model.errors import DeviceError, InputError
 from suites.correctness.relation_mates import EXPERT_FORMS, FORMS, POOL, MatesRunner
@@ -137,7 +137,7 @@ def test_every_way_gives_the_same_bits(
     products: MatesRunner,
     pytestconfig: pytest.Config,
 ) -> None:
-    large = model in published_files() or model not in model_names()
+    large = is_large(model)
     axes = Axes(seed=pytestconfig.getoption("--relation-seed") or 0)
     cases = walks(model, load(model).spec, axes)
     _check_drawn(

@@ -12,7 +12,7 @@ from backend_hip.runtimes import build, nvidia
 from reference.model.errors import InputError
 from suites.correctness.cuda_driver import library
 
-SIZES = {"HEAD_SIZE": 128, "STATE_SIZE": 128, "EXPERTS": 256}
+SIZES = {"HEAD_SIZE": 128, "STATE_SIZE": 128, "EXPERTS": 256, "MAX_COLS": 8}
 EM_CUDA = 190  # the ELF header's machine
 
 
@@ -34,7 +34,7 @@ def test_compiles_for_sm90(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> N
     except InputError as error:
         pytest.skip(f"{error}")
     monkeypatch.setenv(nvidia.NVRTC, str(found.path))
-    source = source_of(row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0))
+    source = source_of(row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0), "cuda sm_90")
     defines = [f"-D{name}={value}" for name, value in source.defines]
     options = [*OPTIONS, "--offload-arch=cuda sm_90", *defines]
     code = _compile(flatten(source.file), source.file, options)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fixtures.registry import model_names, resolve_model
+from fixtures.registry import is_registered, resolve_model
 from reference.model.errors import InputError
 
 SCHEMA = "assay.case"
@@ -119,7 +119,7 @@ def case_model(case: Case, folder: Path, progress: Callable[[str], None]) -> Pat
 
     A registered model is built here and once: every commit must see the same file.
     """
-    if case.model in model_names():
+    if is_registered(case.model):
         return resolve_model(case.model, progress=progress).resolve()
     path = (folder / case.model).resolve()
     if not path.is_file():

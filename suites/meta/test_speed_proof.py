@@ -33,6 +33,13 @@ def test_a_sound_engine_is_proved(engine: Engine, prefill: str) -> None:
     require_same(proof, run(engine, prefill, case.tokens(engine.model.spec.vocab_size)), case)
 
 
+def test_without_a_reference_only_bit_equality_counts(engine: Engine) -> None:
+    assert prove(engine, CASE, None).limit == 0
+    assert prove(engine, replace(CASE, prefill="per-token"), None).max_abs_diff == 0
+    with pytest.raises(AssertionError, match="needs the reference"):
+        prove(engine, replace(CASE, path="serial"), None)
+
+
 def test_batched_prefill_that_is_dead_code_is_not_timed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,101 @@
+"""What the benchmarks ask of an engine, in one place: only this file knows how the engine is asked.
+
+A decode step's speed depends on how many tokens the caches hold and not on which: `assume` fills
+them with random finite values, so that depth 6,900 costs an upload instead of a prefill.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backend_hip import Device, Engine
+from backend_hip.device import Buffer, Progress
+from backend_hip.results import PrefillResult
+from reference.model import Model
+from reference.model.errors import InputError, Unsupported
+
+# Rows of distinct random values; the cache repeats them.
+_PATTERN_NBYTES = 4 * 2**20
+
+
+class Runner:
+    """One engine, `sequences` of which the first so many advance together."""
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        *,
+        sequences: int = 1,
+        progress: Progress | None = None,
+        **options: Any,
+    ) -> None:
+        self.model, self.device, self.sequences = model, device, sequences
+        self._types = (options.get("kv_type_k", "f16"), options.get("kv_type_v", "f16"))
+        self.engine = Engine(model, device, sequences=sequences, progress=progress, **options)
+
+    def assume(self, length: int, seed: int = 1) -> None:
+        """Every sequence holds `length` tokens that were never fed: random finite keys and values.
+
+        For speed only; what the engine then says is about nothing. Raises InputError where the
+        cache has not that many positions.
+        """
+        room = self.engine.context_length
+        if not 0 <= length < room:
+            raise InputError(f"benchmark: context is {length}, expected 0 to {room - 1}")
+        self.engine.reset()
+        cache = self.engine._cache
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        for buffers, kind in zip((cache.keys, cache.values), self._types, strict=True):
+            pattern = finite_values(rng, kind)
+            for buffer in buffers.values():
+                self._fill(buffer, pattern, length)
+        self.place(length)
+
+    def place(self, length: int) -> None:
+        """Every sequence is at position `length` of what its cache holds, whatever that is."""
+        self.engine._sequences.positions[:] = [length] * self.sequences
+
+    def _fill(self, buffer: Buffer, pattern: NDArray[np.uint8], length: int) -> None:
+        """Every sequence gets values of its own: the pattern, begun a position later each."""
+        each = buffer.nbytes // self.sequences
+        row_nbytes = each // self.engine.context_length
+        nbytes = row_nbytes * length
+        if nbytes:
+            values = np.resize(pattern, nbytes + row_nbytes * self.sequences)
+            for sequence in range(self.sequences):
+                first = sequence * row_nbytes
+                buffer.upload(values[first : first + nbytes], sequence * each)
+
+    def step(self, tokens: Sequence[int]) -> list[int]:
+        """One token for each of the first len(tokens) sequences, as production decodes."""
+        return self.step_of(tokens, range(len(tokens)))
+
+    def step_of(self, tokens: Sequence[int], sequences: Sequence[int]) -> list[int]:
+        """One token for each named sequence."""
+        return self.engine.step_batch(tokens, sequences)
+
+    def prefill(self, mode: str, tokens: Sequence[int]) -> PrefillResult:
+        """Feeds a prompt to sequence 0."""
+        if mode == "batched":
+            return self.engine.prefill_batched(tokens)
+        return self.engine.prefill_per_token(tokens)
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def finite_values(rng: np.random.Generator, kind: str) -> NDArray[np.uint8]:
+    """Bytes of standard normal values in a cache type: f32, f16, or a block type of scale 1/32."""
+    floats = {"f32": np.float32, "f16": np.float16}
+    if kind in floats:
+        count = _PATTERN_NBYTES // np.dtype(floats[kind]).itemsize
+        return rng.standard_normal(count, np.float32).astype(floats[kind]).view(np.uint8)
+    if kind != "q8_0":
+        raise Unsupported(f"benchmark: KV type is {kind}; supported: f32, f16, q8_0")
+    blocks = np.zeros(_PATTERN_NBYTES // 34, dtype=[("d", "<f2"), ("qs", "i1", (32,))])
+    blocks["d"] = 1 / 32
+    blocks["qs"] = np.clip(rng.normal(0, 32, (len(blocks), 32)), -127, 127).astype(np.int8)
+    return blocks.view(np.uint8)

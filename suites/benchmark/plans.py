@@ -1,0 +1,164 @@
+"""What `assay bench` and the decode benchmarks time: sections of rows that are timed in turn."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from backend_hip.engine import DEFAULT_MAX_COLS
+from backend_hip.registry import KV_TYPES, PATHS
+from suites.benchmark.cases import MAX_COLS, MAX_COLS_PROMPTS, MODE_PROMPTS
+
+# Around every threshold: the matrix units' 16 rows, and where another path takes over.
+BATCHES = {"gpu": (1, 2, 3, 4, 5, 8, 15, 16, 17, 32), "cpu": (1, 2, 3)}
+KV_BATCHES = {"gpu": (1, 8), "cpu": (1, 2)}
+CONTEXTS = {"gpu": (128, 2048, 6900), "cpu": (17,)}
+PROMPTS = {"gpu": MODE_PROMPTS["gpu"], "cpu": (17,)}
+SWEPT_PROMPTS = {"gpu": MAX_COLS_PROMPTS["gpu"], "cpu": (17,)}
+MAX_COLS_SWEPT = {"gpu": MAX_COLS, "cpu": (16, 40)}
+# After 105 tokens: the whole of a short answer, by path.
+WALL_PROMPT, WALL_STEPS = {"gpu": 105, "cpu": 17}, 8
+STEPS = {"gpu": 16, "cpu": 2}
+# Prompt tokens per flow; on the other paths MAX_COLS.
+MATRIX_CHUNK = 512
+MATRIX = "matrix"
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """One row. decode: `batch` sequences at `context`, `steps` steps a sample. prefill: a prompt of
+    `context` tokens in `mode`, then `steps` decoded ones."""
+
+    mode: str
+    path: str
+    kv_type_k: str
+    kv_type_v: str
+    context: int
+    batch: int = 1
+    steps: int = 0
+    max_cols: int = DEFAULT_MAX_COLS
+
+    @property
+    def phase(self) -> str:
+        return "decode" if self.mode == "decode" else "prefill"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample."""
+        return self.batch * self.steps if self.phase == "decode" else self.context + self.steps
+
+    @property
+    def id(self) -> str:
+        """Readable, and selectable with -k."""
+        kv = f"{self.kv_type_k}-{self.kv_type_v}"
+        return f"{self.mode}-{self.path}-b{self.batch}-c{self.context}-{kv}"
+
+    @property
+    def options(self) -> tuple[tuple[str, Any], ...]:
+        """Of the engine; rows with the same ones share an engine."""
+        chunk = (("chunk", MATRIX_CHUNK),) if self.path == MATRIX else ()
+        return (
+            ("path", self.path),
+            ("kv_type_k", self.kv_type_k),
+            ("kv_type_v", self.kv_type_v),
+            ("max_cols", self.max_cols),
+            *chunk,
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows timed in turn; `base` gives the row that another is set against, `base_name` says it."""
+
+    name: str
+    title: str
+    rows: tuple[SpeedRow, ...]
+    base: Callable[[SpeedRow], SpeedRow]
+    base_name: str
+
+
+def _decode(size: str) -> Section:
+    rows = (
+        SpeedRow("decode", path, "f16", "f16", context, batch, STEPS[size])
+        for context in CONTEXTS[size]
+        for batch in BATCHES[size]
+        for path in decode_paths()
+    )
+    return Section(
+        "decode",
+        "Decode by batch and context",
+        tuple(rows),
+        lambda row: replace(row, batch=1, path="kparallel"),
+        "one sequence (kparallel)",
+    )
+
+
+def _kv(size: str) -> Section:
+    rows = (
+        SpeedRow("decode", "kparallel", kind, kind, context, batch, STEPS[size])
+        for context in CONTEXTS[size][-2:]
+        for batch in KV_BATCHES[size]
+        for kind in KV_TYPES
+        if kind != "f32"
+    )
+    return Section(
+        "kv",
+        "Decode by KV type",
+        tuple(rows),
+        lambda row: replace(row, kv_type_k="f16", kv_type_v="f16"),
+        "KV f16/f16",
+    )
+
+
+def _modes(prompt: int, steps: int) -> Iterable[SpeedRow]:
+    yield SpeedRow("per-token", "kparallel", "f16", "f16", prompt, steps=steps)
+    for path in PATHS:
+        yield SpeedRow("batched", path, "f16", "f16", prompt, steps=steps)
+
+
+def _per_token(row: SpeedRow) -> SpeedRow:
+    return replace(row, mode="per-token", path="kparallel", max_cols=DEFAULT_MAX_COLS)
+
+
+def _prefill(size: str) -> Section:
+    rows = tuple(row for prompt in PROMPTS[size] for row in _modes(prompt, 0))
+    return Section("prefill", "Prefill by mode and path", rows, _per_token, "per-token")
+
+
+def _wall(size: str) -> Section:
+    rows = tuple(_modes(WALL_PROMPT[size], WALL_STEPS))
+    return Section("wall", "Prompt and answer by path", rows, _per_token, "per-token")
+
+
+def _max_cols(size: str) -> Section:
+    rows = tuple(
+        SpeedRow("batched", "kparallel", "f16", "f16", prompt, max_cols=columns)
+        for prompt in SWEPT_PROMPTS[size]
+        for columns in MAX_COLS_SWEPT[size]
+    )
+    return Section(
+        "max-cols",
+        "MAX_COLS of batched prefill",
+        rows,
+        lambda row: replace(row, max_cols=DEFAULT_MAX_COLS),
+        f"MAX_COLS {DEFAULT_MAX_COLS}",
+    )
+
+
+_SECTIONS: Mapping[str, Callable[[str], Section]] = {
+    "decode": _decode,
+    "kv": _kv,
+    "prefill": _prefill,
+    "wall": _wall,
+    "max-cols": _max_cols,
+}
+SECTIONS = tuple(_SECTIONS)
+
+
+def section(name: str, device_kind: str | None) -> Section:
+    """A section at the size that the runtime can afford."""
+    return _SECTIONS[name]("cpu" if device_kind in ("cpu", None) else "gpu")
+
+
+def decode_paths() -> tuple[str, ...]:
+    """Paths that differ in decode: `serial` has no kernels of its own for it."""
+    return tuple(path for path in PATHS if path != "serial")
