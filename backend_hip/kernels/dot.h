@@ -62,18 +62,13 @@ SIMT_DEVICE void add_unit(const typename F::Unit (&data)[ROWS], int unit, const 
     }
 }
 
-template <class F>
-constexpr int unit_elements() {
-    return F::RUN * F::RUNS;
-}
-
 // sums[row][c] += rows[row] . column c over the elements from `begin` to `end`, which is the row's
 // end or a multiple of what a wave takes at a time. Lane l takes units l, l + WAVE, ...; a unit's
 // bytes are asked for while the one before is multiplied.
 template <class F, int ROWS, int MAX, class Columns>
 SIMT_DEVICE void add_rows(const typename F::Block* const (&rows)[ROWS], const Columns& x,
                           int columns, int begin, int end, int count, float (&sums)[ROWS][MAX]) {
-    constexpr int UNIT = unit_elements<F>();
+    constexpr int UNIT = F::UNIT;
     typename F::Unit data[ROWS];
     int unit = begin / UNIT + simt::lane();
     if (unit * UNIT < end) {

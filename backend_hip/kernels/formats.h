@@ -5,7 +5,7 @@
 //
 //   Block, ELEMENTS          what a block is and how many elements it holds
 //   decode(row, k, columns, w)   eight elements from k on, a multiple of 8: a stripe
-//   RUN, RUNS                a lane takes RUNS runs of RUN elements at a time: a unit
+//   RUN, RUNS, UNIT          a lane takes RUNS runs of RUN elements at a time: a unit of UNIT
 //   load(row, unit)          the bytes of a unit, in as few and as wide loads as its layout allows
 //   run_start(unit, r)       where run r of a unit begins in the row
 //   run(data, unit, r, columns, w)   its elements
@@ -35,6 +35,7 @@ template <class F>
 struct Stripes {
     static constexpr int RUN = STRIPE;
     static constexpr int RUNS = 1;
+    static constexpr int UNIT = RUN * RUNS;
     struct Unit {
         const void* row;
     };
@@ -198,6 +199,7 @@ struct QK {
     // A unit is 16 bytes of quants: 16 elements of an even sub-block and 16 of the odd one after it.
     static constexpr int RUN = 16;
     static constexpr int RUNS = 2;
+    static constexpr int UNIT = RUN * RUNS;
     struct Unit {
         simt::Quad head;    // d, dmin and the scales
         simt::Quad quants;
@@ -293,6 +295,7 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
     // A unit is 16 bytes of ql: 16 elements of quarter 0 or 1 and 16 of the quarter two after it.
     static constexpr int RUN = 16;
     static constexpr int RUNS = 2;
+    static constexpr int UNIT = RUN * RUNS;
     struct Unit {
         simt::Quad low;
         simt::Quad high;

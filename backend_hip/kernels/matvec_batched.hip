@@ -20,7 +20,7 @@ struct Many {
 
 #if STAGE_COLUMNS > 0
 // One step of a wave, so that a unit's bytes stay in registers while the columns pass by.
-constexpr int STAGE = SIMT_WAVE * dot::unit_elements<formats::Weights>();
+constexpr int STAGE = SIMT_WAVE * formats::Weights::UNIT;
 
 template <int ROWS>
 SIMT_DEVICE void products(const formats::Block* const (&row)[ROWS], const float* x, int columns,
@@ -29,8 +29,8 @@ SIMT_DEVICE void products(const formats::Block* const (&row)[ROWS], const float*
     SIMT_SHARED(float, stage, STAGE_COLUMNS * STAGE);
     for (int begin = 0; begin < columns; begin += STAGE) {
         const int end = simt::min(columns, begin + STAGE);
-        const int unit = begin / dot::unit_elements<F>() + simt::lane();
-        const bool inside = unit * dot::unit_elements<F>() < end;
+        const int unit = begin / F::UNIT + simt::lane();
+        const bool inside = unit * F::UNIT < end;
         F::Unit data[ROWS];
         SIMT_UNROLL
         for (int r = 0; r < ROWS; ++r) data[r] = F::load(row[r], inside ? unit : 0);
