@@ -275,6 +275,7 @@ class Device:
         properties = check(hip.hipGetDeviceProperties(0), "hipGetDeviceProperties")
         self.name = str(properties.name)
         self.architecture = str(properties.gcnArchName).split(":")[0]
+        self.compute_units = int(properties.multiProcessorCount)
         if int(properties.warpSize) != WAVE:
             raise Unsupported(
                 f"device: {self.name} ({self.architecture}) has waves of {properties.warpSize} "

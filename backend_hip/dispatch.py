@@ -85,6 +85,12 @@ class Kernels:
         waves = self.block(key) // WAVE
         return waves * shape_of(self.device.architecture, key[0])["ROWS_PER_WAVE"]
 
+    def resident_blocks(self, key: Key, rows: int) -> int:
+        """Blocks of a product whose blocks take one group of rows after the other."""
+        shape = shape_of(self.device.architecture, key[0])
+        most = self.device.compute_units * shape["BLOCKS_PER_UNIT"]
+        return min(-(-rows // self.rows_per_block(key)), most)
+
     def identities(self) -> Mapping[str, KernelIdentity]:
         """By registry row, as `route_name` writes it."""
         return {

@@ -20,6 +20,7 @@ from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
 from backend_hip.dispatch import CountedGraph, Kernels, route_name
 from backend_hip.forward import Forward
+from backend_hip.fused import FusedForward, fused_keys, why_not_fused
 from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
@@ -47,6 +48,7 @@ class Engine:
     `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
     batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols. `judge` receives
     both results when `batched_prefill` is "validate"; what it returns is kept as `validation`.
+    `fused` lets the decode graph of one sequence use fused kernels; `fusion` says "on", or why not.
     Raises Unsupported before anything runs when the registry lacks a kernel.
     """
 
@@ -62,6 +64,7 @@ class Engine:
         kv_type_v: str = "f16",
         context_length: int | None = None,
         sequences: int = 1,
+        fused: bool = True,
         batched_prefill: BatchedPrefill = "on",
         judge: Judge | None = None,
         registry: Registry = REGISTRY,
@@ -100,6 +103,9 @@ class Engine:
 
         kv_types = f"{kv_type_k},{kv_type_v}"
         keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v, sequences)
+        self.fusion = why_not_fused(spec, model.weights, registry) or "on" if fused else "off"
+        if self.fusion == "on":
+            keys = list(dict.fromkeys([*keys, *fused_keys(spec, model.weights)]))
         parameters = {"MAX_COLS": max_cols}
         self.kernels = Kernels(device, registry, keys, parameters, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
@@ -110,6 +116,10 @@ class Engine:
         self._tail = SamplerTail(device, sequences)
         self._pass = Forward(
             model, device, self.weights, self._cache, self._scratch, self._tail, kv_types, sequences
+        )
+        self._fused = FusedForward(
+            *(spec, self.weights, self._cache, self._scratch, self._tail),
+            *(self._pass.tables, kv_types),
         )
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
 
@@ -356,7 +366,10 @@ class Engine:
             flow = self._flow(rows, batched=rows > 1, sequences=rows)
             with self.kernels.capture() as captured:
                 self._step.queue_copy(rows)
-                self._pass.run(flow, rows if with_tail else 0, None)
+                if rows == 1 and self.fusion == "on":
+                    self._fused.run(flow, with_tail=with_tail)
+                else:
+                    self._pass.run(flow, rows if with_tail else 0, None)
             self._graphs[rows, with_tail] = captured[0]
         return self._graphs[rows, with_tail]
 

@@ -81,7 +81,7 @@ class Forward:
         self._kv_types = kv_types
         spec = model.spec
         factors = model.weights.top.get("rope_freqs")
-        self._tables = RopeTables(
+        self.tables = RopeTables(
             spec, device, None if factors is None else factors.vector(), cache.context_length
         )
         self.states = {
@@ -111,7 +111,7 @@ class Forward:
                 )
 
     def free(self) -> None:
-        self._tables.free()
+        self.tables.free()
         for state in self.states.values():
             state.free()
 
@@ -183,7 +183,7 @@ class Forward:
         kv_heads = (layer.head_count_kv, layer.head_size)
         q, mixed = (v.of_width(math.prod(heads)) for v in (s.q, s.mixed))
         k, v = (values.of_width(math.prod(kv_heads)) for values in (s.k, s.v))
-        cosine, sine = self._tables[layer]
+        cosine, sine = self.tables[layer]
 
         if spec.gated_attention:
             both = s.both.of_width(2 * q.width)

@@ -173,7 +173,7 @@ def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
     _require("linear", f"y for {weight.name}", y.width, rows)
     if not flow.batched:
         key = ("matvec", weight.format, "kparallel")
-        grid = (_blocks(rows, flow.kernels.rows_per_block(key)), 1)
+        grid = (flow.kernels.resident_blocks(key, rows), 1)
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, y.pointer, rows, columns)
         return
     few = few_columns(flow.path, flow.sequences)

@@ -75,6 +75,16 @@ _MATRIX_FORMATS = (
 )
 
 
+# Formats that llama.cpp's mixes give to V where Q and K have another (llama-quant.cpp).
+_V_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "Q4_K": ("Q5_K", "Q6_K", "Q8_0"),
+    "Q5_K": ("Q6_K",),
+    "Q4_0": ("Q5_0", "Q8_0"),
+    "Q4_1": ("Q5_1",),
+    "Q5_0": ("Q8_0",),
+}
+ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1}  # codes of the kernels' ACTIVATION
+
 # Entries of kernels/arithmetic.hip and their signatures.
 _ARITHMETIC = {
     "add": "PPPi",
@@ -97,14 +107,28 @@ def _row(op: str, file: str, signature: str, block: int, **rest: Any) -> KernelR
     )
 
 
+def _fused_projections(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
+    """Projections of a normed column: Q, K and V with V in a format of its own; gate and up."""
+    for v_name in dict.fromkeys((name, *_V_FORMATS.get(name, ()))):
+        v_format = ("V_FORMAT", FORMATS[v_name].ggml_type)
+        pair = {"variant": f"{name},{v_name}", "defines": (*row["defines"], v_format)}
+        yield _row("norm_qkv", "norm_qkv.hip", "PPPPPPPPiiif", 8 * WAVE, **row | pair)
+    for activation, code in ACTIVATIONS.items():
+        defines = (*row["defines"], ("ACTIVATION", code))
+        pair = {"variant": f"{activation},{name}", "defines": defines}
+        yield _row("norm_gate_up", "norm_gate_up.hip", "PPPPPiif", 8 * WAVE, **row | pair)
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
         form = {"variant": name, "defines": _weight_defines(name)}
         product = form | {"path": "kparallel"}
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
-        one = {"shape": ("ROWS_PER_WAVE", "STAGE")}
-        yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **product, **one)
+        one = product | {"shape": ("ROWS_PER_WAVE", "STAGE")}
+        yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
+        yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
+        yield from _fused_projections(name, one)
         many = product | {"entry": "matvec_batched", "shape": ("ROWS_PER_WAVE", "STAGE_COLUMNS")}
         file, signature = "matvec_batched.hip", "PPPiii"
         yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)
@@ -120,6 +144,9 @@ def _rows() -> Iterable[KernelRow]:
     for pairing, code in (("norm", 0), ("neox", 1)):
         defines = (("ROPE_NEOX", code),)
         yield _row("rope", "rope.hip", "PPPPii", WAVE, variant=pairing, defines=defines)
+        for suffix, normed in (("", 0), (",normed", 1)):
+            heads = {"variant": pairing + suffix, "defines": (*defines, ("NORMED", normed))}
+            yield _row("norm_rope", "norm_rope.hip", "PPPPPPPiiif", 128, **heads)
     for (type_k, code_k), (type_v, code_v) in itertools.product(KV_TYPES.items(), repeat=2):
         types = {
             "variant": f"{type_k},{type_v}",
@@ -127,7 +154,7 @@ def _rows() -> Iterable[KernelRow]:
         }
         yield _row("kv_write", "kv_write.hip", "PPPPPi", 64, **types)
         yield _row("attention", "attention.hip", "PPPPPiif", WAVE, **types, sized="HEAD_SIZE")
-    for activation, code in (("silu", 0), ("gelu_tanh", 1)):
+    for activation, code in ACTIVATIONS.items():
         kind = {"variant": activation, "defines": (("ACTIVATION", code),)}
         yield _row("gated", "elementwise.hip", "PPPi", 128, **kind)
         yield _row("gated_strided", "elementwise.hip", "PPPiii", 128, **kind)

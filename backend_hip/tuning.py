@@ -6,30 +6,33 @@ No shape changes a bit of any result on the kparallel path; each changes only ho
 from collections.abc import Mapping
 
 # Rows of a weight matrix per wave, elements of one column (STAGE) or columns (STAGE_COLUMNS) that
-# are held in block-shared memory; 0 columns: activations are read from device memory.
+# are held in block-shared memory; 0 columns: activations are read from device memory. Blocks of the
+# kernels for one column stay and take one group of rows after the other: BLOCKS_PER_UNIT of them a
+# compute unit.
 Shape = Mapping[str, int]
 
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "cuda": {
-        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 4096},
+        "one_column": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
         "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
     },
     # Not measured on a card: one row a wave keeps the registers of 40 columns below what ten waves
     # per SIMD may use (`assay isa` prints them), and leaves shared memory out of the count.
     "gfx1201": {
-        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 4096},
+        "one_column": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
     },
     # Small, because a host thread poisons shared memory for each block.
     "cpu": {
-        "matvec": {"ROWS_PER_WAVE": 2, "STAGE": 1024},
+        "one_column": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
     },
 }
 _OTHER_AMD = "gfx1201"
+_ONE_COLUMN = ("matvec", "matvec_add", "norm_qkv", "norm_gate_up")
 
 
 def shape_of(architecture: str, op: str) -> Shape:
@@ -41,4 +44,5 @@ def shape_of(architecture: str, op: str) -> Shape:
     kind = architecture.split()[0]
     if kind.startswith("gfx"):
         kind = kind if kind in _SHAPES else _OTHER_AMD
-    return _SHAPES.get(kind, _SHAPES["cpu"])[op]
+    family = "one_column" if op in _ONE_COLUMN else op
+    return _SHAPES.get(kind, _SHAPES["cpu"])[family]

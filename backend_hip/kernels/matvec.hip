@@ -1,42 +1,47 @@
-// y = W x for one column, K-parallel: a wave takes ROWS_PER_WAVE rows, lanes stripe K, the column
-// lies in shared memory. The decode projection.
-#include "staged.h"
+// y = W x for one column, K-parallel: a wave takes ROWS_PER_WAVE rows, lanes stripe K. The decode
+// projection; `matvec_add` adds the result to the residual stream.
+#include "one_column.h"
 
-#if !defined(ROWS_PER_WAVE) || !defined(STAGE)
-#error "matvec.hip: define ROWS_PER_WAVE and STAGE, the elements of a column in shared memory"
-#endif
-static_assert(STAGE % (SIMT_WAVE * 32) == 0, "a chunk is a whole number of steps of a wave");
-
-struct One {
-    const float* x;
-    SIMT_DEVICE float operator()(int, int k) const { return x[k]; }
+struct Stored : one_column::MatrixRows<formats::Weights> {
+    float* y;
+    SIMT_DEVICE Stored(const uint8_t* weights, int first_row, int rows, int columns, float* target)
+        : MatrixRows(weights, first_row, rows, columns), y(target) {}
+    SIMT_DEVICE void store(const float (&sums)[ROWS_PER_WAVE][1]) const {
+        SIMT_UNROLL
+        for (int r = 0; r < ROWS_PER_WAVE; ++r) {
+            if (first + r < rows) y[first + r] = sums[r][0];
+        }
+    }
 };
 
-// weights (rows, columns) blocks; x (columns); y (rows).
-// Grid: ceil(rows / (waves per block * ROWS_PER_WAVE)).
+struct Added : one_column::MatrixRows<formats::Weights> {
+    float* y;
+    SIMT_DEVICE Added(const uint8_t* weights, int first_row, int rows, int columns, float* target)
+        : MatrixRows(weights, first_row, rows, columns), y(target) {}
+    SIMT_DEVICE void store(const float (&sums)[ROWS_PER_WAVE][1]) const {
+        SIMT_UNROLL
+        for (int r = 0; r < ROWS_PER_WAVE; ++r) {
+            if (first + r < rows) y[first + r] = y[first + r] + sums[r][0];
+        }
+    }
+};
+
+template <class Rows>
+SIMT_DEVICE void product(const uint8_t* weights, const float* x, float* y, int rows, int columns) {
+    SIMT_SHARED(float, stage, STAGE);
+    one_column::products(
+        stage, one_column::groups_of(rows), columns,
+        [=](int first) { return Rows(weights, first, rows, columns, y); }, one_column::Plain{x});
+}
+
+// weights (rows, columns) blocks; x (columns); y (rows). Grid: any number of blocks.
 SIMT_KERNEL(matvec, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns) {
-    SIMT_SHARED(float, stage, STAGE);
-    const int first = (simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + simt::wave()) * ROWS_PER_WAVE;
-    const formats::Block* row[ROWS_PER_WAVE];
-    SIMT_UNROLL
-    for (int r = 0; r < ROWS_PER_WAVE; ++r) {
-        // A wave past the end repeats the last row and stores nothing: the block's barriers need it.
-        row[r] = formats::row_at(weights, simt::min(first + r, rows - 1), columns);
-    }
-    float sums[ROWS_PER_WAVE][1];
-    dot::clear(sums);
-    for (int begin = 0; begin < columns; begin += STAGE) {
-        const int end = simt::min(columns, begin + STAGE);
-        if (begin > 0) simt::sync();  // all waves have read the chunk before
-        staged::fill(stage, STAGE, begin, end, columns, 1, One{x});
-        simt::sync();
-        const staged::Columns column{stage, begin, STAGE};
-        dot::add_rows<formats::Weights>(row, column, columns, begin, end, 1, sums);
-    }
-    SIMT_UNROLL
-    for (int r = 0; r < ROWS_PER_WAVE; ++r) {
-        simt::wave_sum(sums[r], 1);
-        if (simt::lane() == 0 && first + r < rows) y[first + r] = sums[r][0];
-    }
+    product<Stored>(weights, x, y, rows, columns);
+}
+
+// As matvec; y = y + W x.
+SIMT_KERNEL(matvec_add, const uint8_t* weights, const float* x, float* y, int32_t rows,
+            int32_t columns) {
+    product<Added>(weights, x, y, rows, columns);
 }

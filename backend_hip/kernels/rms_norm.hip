@@ -1,19 +1,8 @@
 // RMS norm of rows, plain and with a residual sum before it. One block per row and always the same
 // number of threads, so that a row's bits do not depend on how many rows there are.
-#include "simt.h"
+#include "rms.h"
 
-constexpr int WAVES = SIMT_BLOCK / SIMT_WAVE;
-
-// 1 / sqrt(mean(value^2) + epsilon) over the block's row; `squares` is this thread's share.
-SIMT_DEVICE float inverse_rms(float squares, int32_t width, float epsilon) {
-    SIMT_SHARED(float, partial, WAVES);
-    const float wave_total = simt::wave_sum(squares);
-    if (simt::lane() == 0) partial[simt::wave()] = wave_total;
-    simt::sync();
-    float total = 0.0f;
-    for (int i = 0; i < WAVES; ++i) total += partial[i];
-    return 1.0f / simt::sqrt(total / static_cast<float>(width) + epsilon);
-}
+static_assert(SIMT_BLOCK == rms::THREADS, "one group of threads a row");
 
 // x, y (rows, width); weight (width). y may be x. Grid: rows.
 SIMT_KERNEL(rms_norm, const float* x, const float* weight, float* y, int32_t width,
@@ -23,7 +12,7 @@ SIMT_KERNEL(rms_norm, const float* x, const float* weight, float* y, int32_t wid
     for (int i = simt::thread(); i < width; i += SIMT_BLOCK) {
         squares = simt::fma(x[row + i], x[row + i], squares);
     }
-    const float scale = inverse_rms(squares, width, epsilon);
+    const float scale = rms::inverse_rms(squares, width, epsilon);
     for (int i = simt::thread(); i < width; i += SIMT_BLOCK) {
         y[row + i] = x[row + i] * scale * weight[i];
     }
@@ -39,7 +28,7 @@ SIMT_KERNEL(add_rms_norm, const float* residual, const float* x, const float* we
         sum[row + i] = value;
         squares = simt::fma(value, value, squares);
     }
-    const float scale = inverse_rms(squares, width, epsilon);
+    const float scale = rms::inverse_rms(squares, width, epsilon);
     // Each thread reads back only what it wrote itself.
     for (int i = simt::thread(); i < width; i += SIMT_BLOCK) {
         y[row + i] = sum[row + i] * scale * weight[i];

@@ -179,7 +179,7 @@ class FakeEngine:
         return self._prefill("batched", tokens, trace, routes, chunks)
 
     def _routes(self, mode: str, launches: int) -> dict[str, int]:
-        rows = product_rows(self._model, self._path, mode, self._kv_types)
+        rows = product_rows(self._model, self._path, mode, self._kv_types)[0]
         return {**dict.fromkeys(sorted(rows), launches), "argmax any": 1}
 
     def _prefill(

@@ -130,7 +130,7 @@ def test_a_path_that_no_mode_runs_is_refused() -> None:
 
 def test_modes_have_paths() -> None:
     assert [path_of(mode, "serial") for mode in ("per-token", "batched")] == ["kparallel", "serial"]
-    wanted = product_rows(tiny_model(LLAMA), "serial", "batched", KV)
+    (wanted,) = product_rows(tiny_model(LLAMA), "serial", "batched", KV)
     assert wanted
     assert all(row.startswith("matvec_batched ") and row.endswith(" serial") for row in wanted)
 
