@@ -22,72 +22,96 @@ SIMT_DEVICE void four(const float* x, int k, int columns, float (&part)[4]) {
     }
 }
 
+// What reads activations for units has
+//   at<F>(part, r)                    where run r of part `part` of a group lies, once for all groups
+//   read<F>(c, group, at, i, values)  four elements of column c, from element i of that run on
+
 // Columns that lie one after another in device memory.
 struct Consecutive {
     const float* x;
     int columns;
     template <class F>
-    SIMT_DEVICE void read(int c, int k, float (&part)[4]) const {
-        four<F>(x + static_cast<int64_t>(c) * columns, k, columns, part);
+    SIMT_DEVICE int at(int part, int r) const {
+        return F::run_start(static_cast<uint32_t>(part), r);
+    }
+    template <class F>
+    SIMT_DEVICE void read(int c, int group, int at, int i, float (&values)[4]) const {
+        const float* column = x + static_cast<int64_t>(c) * columns;
+        four<F>(column, group * F::UNITS * F::UNIT + at + i, columns, values);
     }
 };
 
-// sums[row][c] += the unit's part of row . column c for the `count` columns from `first` on, in
-// ascending k, one rounding a step.
-template <class F, int ROWS, int MAX, class Columns>
-SIMT_DEVICE void add_unit(const typename F::Unit (&data)[ROWS], int unit, const Columns& x,
-                          int columns, int first, int last, float (&sums)[ROWS][MAX]) {
-    SIMT_UNROLL
-    for (int r = 0; r < F::RUNS; ++r) {
-        const int k = F::run_start(unit, r);
-        float w[ROWS][F::RUN];
+// Lane l takes units l, l + WAVE, ... of its rows; a unit's bytes are asked for while the one before
+// is multiplied, the first by `start`. UNITS units are a group, and a lane keeps its place in it.
+template <class F, int ROWS>
+struct Stream {
+    static constexpr int GROUP = F::UNITS * F::UNIT;   // elements
+    static constexpr int STEP = SIMT_WAVE / F::UNITS;  // groups that a wave takes at a time
+    static_assert(SIMT_WAVE % F::UNITS == 0, "a lane keeps its place in a group");
+
+    const typename F::Block* row[ROWS];
+    typename F::Unit data[ROWS];
+
+    SIMT_DEVICE static int part() { return simt::lane() % F::UNITS; }
+    SIMT_DEVICE static int first_group() { return simt::lane() / F::UNITS; }
+    SIMT_DEVICE static uint32_t unit_of(int group) {
+        return static_cast<uint32_t>(group) * F::UNITS | static_cast<uint32_t>(part());
+    }
+    SIMT_DEVICE void load(int group) {
         SIMT_UNROLL
-        for (int row = 0; row < ROWS; ++row) F::run(data[row], unit, r, columns, w[row]);
+        for (int r = 0; r < ROWS; ++r) data[r] = F::load(row[r], unit_of(group));
+    }
+    // Asks for the first unit of rows of `columns` elements.
+    SIMT_DEVICE void start(int columns) {
+        if (first_group() * GROUP < columns) load(first_group());
+    }
+
+    // sums[r][c] += row[r] . column c over one unit for the columns `first` to `last` - 1, in
+    // ascending k, one rounding a step. The columns' group `place` belongs to the rows' `group`.
+    template <int MAX, class Columns>
+    SIMT_DEVICE static void add_unit(const typename F::Unit (&unit)[ROWS], int group, int place,
+                                     const Columns& x, int columns, int first, int last,
+                                     float (&sums)[ROWS][MAX]) {
         SIMT_UNROLL
-        for (int c = 0; c < MAX; ++c) {
-            if (c < first || c >= last) continue;
+        for (int run = 0; run < F::RUNS; ++run) {
+            const int at = x.template at<F>(part(), run);
+            float w[ROWS][F::RUN];
             SIMT_UNROLL
-            for (int i = 0; i < F::RUN; i += 4) {
-                float part[4];
-                x.template read<F>(c, k + i, part);
+            for (int r = 0; r < ROWS; ++r) F::run(unit[r], unit_of(group), run, columns, w[r]);
+            SIMT_UNROLL
+            for (int c = 0; c < MAX; ++c) {
+                if (c < first || c >= last) continue;
                 SIMT_UNROLL
-                for (int row = 0; row < ROWS; ++row) {
+                for (int i = 0; i < F::RUN; i += 4) {
+                    float values[4];
+                    x.template read<F>(c, place, at, i, values);
                     SIMT_UNROLL
-                    for (int j = 0; j < 4; ++j) {
-                        sums[row][c] = simt::fma(w[row][i + j], part[j], sums[row][c]);
+                    for (int r = 0; r < ROWS; ++r) {
+                        SIMT_UNROLL
+                        for (int j = 0; j < 4; ++j) {
+                            sums[r][c] = simt::fma(w[r][i + j], values[j], sums[r][c]);
+                        }
                     }
                 }
             }
         }
     }
-}
 
-// sums[row][c] += rows[row] . column c over the elements from `begin` to `end`, which is the row's
-// end or a multiple of what a wave takes at a time. Lane l takes units l, l + WAVE, ...; a unit's
-// bytes are asked for while the one before is multiplied.
-template <class F, int ROWS, int MAX, class Columns>
-SIMT_DEVICE void add_rows(const typename F::Block* const (&rows)[ROWS], const Columns& x,
-                          int columns, int begin, int end, int count, float (&sums)[ROWS][MAX]) {
-    constexpr int UNIT = F::UNIT;
-    typename F::Unit data[ROWS];
-    int unit = begin / UNIT + simt::lane();
-    if (unit * UNIT < end) {
-        SIMT_UNROLL
-        for (int row = 0; row < ROWS; ++row) data[row] = F::load(rows[row], unit);
-    }
-    while (unit * UNIT < end) {
-        const int next = unit + SIMT_WAVE;
-        typename F::Unit ahead[ROWS];
-        SIMT_UNROLL
-        for (int row = 0; row < ROWS; ++row) {
-            ahead[row] = next * UNIT < end ? F::load(rows[row], next) : data[row];
+    // The same over the elements from `begin` to `end`, which is the rows' end or a multiple of what
+    // a wave takes at a time, for the first `count` columns. `x` begins at `begin`.
+    template <int MAX, class Columns>
+    SIMT_DEVICE void add(const Columns& x, int columns, int begin, int end, int count,
+                         float (&sums)[ROWS][MAX]) {
+        const int origin = begin / GROUP;
+        for (int group = origin + first_group(); group * GROUP < end; group += STEP) {
+            typename F::Unit now[ROWS];
+            SIMT_UNROLL
+            for (int r = 0; r < ROWS; ++r) now[r] = data[r];
+            if ((group + STEP) * GROUP < columns) load(group + STEP);
+            add_unit(now, group, group - origin, x, columns, 0, count, sums);
         }
-        add_unit<F>(data, unit, x, columns, 0, count, sums);
-        SIMT_UNROLL
-        for (int row = 0; row < ROWS; ++row) data[row] = ahead[row];
-        unit = next;
     }
-}
+};
 
 template <int ROWS, int MAX>
 SIMT_DEVICE void clear(float (&sums)[ROWS][MAX]) {
@@ -103,8 +127,9 @@ template <int MAX, class Columns>
 SIMT_DEVICE void wave_row(const formats::Block* row, const Columns& x, int columns, int count,
                           float (&sums)[1][MAX]) {
     clear(sums);
-    const formats::Block* const rows[1] = {row};
-    add_rows<formats::Weights>(rows, x, columns, 0, columns, count, sums);
+    Stream<formats::Weights, 1> stream{{row}, {}};
+    stream.start(columns);
+    stream.add(x, columns, 0, columns, count, sums);
     simt::wave_sum(sums[0], count);
 }
 

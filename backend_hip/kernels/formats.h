@@ -6,6 +6,7 @@
 //   Block, ELEMENTS          what a block is and how many elements it holds
 //   decode(row, k, columns, w)   eight elements from k on, a multiple of 8: a stripe
 //   RUN, RUNS, UNIT          a lane takes RUNS runs of RUN elements at a time: a unit of UNIT
+//   UNITS                    after so many units the places of runs repeat, UNITS * UNIT later
 //   load(row, unit)          the bytes of a unit, in as few and as wide loads as its layout allows
 //   run_start(unit, r)       where run r of a unit begins in the row
 //   run(data, unit, r, columns, w)   its elements
@@ -36,16 +37,18 @@ struct Stripes {
     static constexpr int RUN = STRIPE;
     static constexpr int RUNS = 1;
     static constexpr int UNIT = RUN * RUNS;
+    static constexpr int UNITS = 1;
     struct Unit {
         const void* row;
     };
     template <class B>
-    SIMT_DEVICE static Unit load(const B* row, int) {
+    SIMT_DEVICE static Unit load(const B* row, uint32_t) {
         return {row};
     }
-    SIMT_DEVICE static int run_start(int unit, int) { return unit * STRIPE; }
-    SIMT_DEVICE static void run(const Unit& data, int unit, int, int columns, float (&w)[RUN]) {
-        F::decode(static_cast<const typename F::Block*>(data.row), unit * STRIPE, columns, w);
+    SIMT_DEVICE static int run_start(uint32_t unit, int) { return static_cast<int>(unit) * STRIPE; }
+    SIMT_DEVICE static void run(const Unit& data, uint32_t unit, int, int columns,
+                                float (&w)[RUN]) {
+        F::decode(static_cast<const typename F::Block*>(data.row), run_start(unit, 0), columns, w);
     }
 };
 
@@ -200,6 +203,7 @@ struct QK {
     static constexpr int RUN = 16;
     static constexpr int RUNS = 2;
     static constexpr int UNIT = RUN * RUNS;
+    static constexpr int UNITS = 8;
     struct Unit {
         simt::Quad head;    // d, dmin and the scales
         simt::Quad quants;
@@ -210,7 +214,7 @@ struct QK {
         float m;
     };
 
-    SIMT_DEVICE static Unit load(const Block* row, int unit) {
+    SIMT_DEVICE static Unit load(const Block* row, uint32_t unit) {
         const Block& block = row[unit / 8];
         Unit data;
         data.head = simt::load16(&block);
@@ -218,62 +222,70 @@ struct QK {
         if constexpr (TYPE == 13) data.fifth = simt::load16(block.qh + unit % 2 * 16);
         return data;
     }
-    SIMT_DEVICE static int run_start(int unit, int r) {
-        return unit / 8 * 256 + unit % 8 / 2 * 64 + r * 32 + unit % 2 * 16;
+    SIMT_DEVICE static int run_start(uint32_t unit, int r) {
+        return static_cast<int>(unit / 8 * 256 + unit % 8 / 2 * 64 + unit % 2 * 16) + r * 32;
     }
-    SIMT_DEVICE static void run(const Unit& data, int unit, int r, int, float (&w)[RUN]) {
-        const int sub = unit % 8 / 2 * 2 + r;
-        const Scale scale = scale_of(data.head, sub);
+    SIMT_DEVICE static void run(const Unit& data, uint32_t unit, int r, int, float (&w)[RUN]) {
+        const int pair = static_cast<int>(unit % 8 / 2);
+        const Scale scale = scale_of(data.head, pair, r);
         SIMT_UNROLL
         for (int i = 0; i < 4; ++i) {
             const uint32_t fifth = TYPE == 13 ? data.fifth.word[i] : 0u;
-            four(data.quants.word[i], fifth, sub, scale, w, 4 * i);
+            four(data.quants.word[i], fifth, pair, r, scale, w, 4 * i);
         }
     }
 
-    // Sub-blocks 0-3 hold 6 bits in bytes 0-3 (scale) and 4-7 (minimum); 4-7 hold 4 bits in bytes
-    // 8-11 and borrow the two top bits of bytes 0-3 and 4-7. A head's words 1 to 3 are those bytes.
-    SIMT_DEVICE static Scale scale_of(const simt::Quad& head, int sub) {
-        const int shift = sub % 4 * 8;
+    // Of sub-block 2 * pair + odd. Sub-blocks 0-3 hold 6 bits in bytes 0-3 (scale) and 4-7
+    // (minimum); 4-7 hold 4 bits in bytes 8-11 and borrow the two top bits of bytes 0-3 and 4-7.
+    // Words 1 to 3 of a head are those bytes; both sub-blocks of a pair are unpacked at once.
+    SIMT_DEVICE static Scale scale_of(const simt::Quad& head, int pair, int odd) {
+        const int shift = pair % 2 * 16;
         const uint32_t first = head.word[1] >> shift;
         const uint32_t second = head.word[2] >> shift;
         const uint32_t third = head.word[3] >> shift;
-        uint32_t scale = first & 63u;
-        uint32_t minimum = second & 63u;
-        if (sub >= 4) {
-            scale = (third & 15u) | ((first >> 6 & 3u) << 4);
-            minimum = (third >> 4 & 15u) | ((second >> 6 & 3u) << 4);
-        }
+        // Masks and not branches: lanes of one wave have all four pairs.
+        const bool borrows = pair >= 2;
+        const uint32_t own = borrows ? 0x0f0fu : 0x3f3fu;
+        const uint32_t borrowed = borrows ? 0x3030u : 0u;
+        const uint32_t scales = ((borrows ? third : first) & own) | (first >> 2 & borrowed);
+        const uint32_t minimums =
+            ((borrows ? third >> 4 : second) & own) | (second >> 2 & borrowed);
         const uint16_t d = static_cast<uint16_t>(head.word[0]);
         const uint16_t dmin = static_cast<uint16_t>(head.word[0] >> 16);
-        return {simt::half_to_float(d) * simt::byte_to_float(scale, 0),
-                simt::half_to_float(dmin) * simt::byte_to_float(minimum, 0)};
+        return {simt::half_to_float(d) * simt::field_to_float<6>(scales, odd * 8),
+                simt::half_to_float(dmin) * simt::field_to_float<6>(minimums, odd * 8)};
     }
 
-    // Four elements of a sub-block from four bytes of quants. d * q is exact (17 bits times 5), so
-    // the fused form rounds once, as gguf-py's product and difference do together.
+    // Four elements of sub-block 2 * pair + odd from four bytes of quants. d * q is exact (17 bits
+    // times 5), so the fused form rounds once, as gguf-py's product and difference do together.
     template <int N>
-    SIMT_DEVICE static void four(uint32_t quants, uint32_t fifth, int sub, const Scale& scale,
-                                 float (&w)[N], int at) {
-        const int shift = sub % 2 * 4;
-        uint32_t q = quants >> shift & 0x0f0f0f0fu;
-        if constexpr (TYPE == 13) q |= (fifth >> sub & 0x01010101u) << 4;
+    SIMT_DEVICE static void four(uint32_t quants, uint32_t fifth, int pair, int odd,
+                                 const Scale& scale, float (&w)[N], int at) {
         SIMT_UNROLL
         for (int i = 0; i < 4; ++i) {
-            w[at + i] = simt::fma(scale.d, simt::byte_to_float(q, i), -scale.m);
+            float q;
+            if constexpr (TYPE == 13) {
+                const uint32_t low = quants >> (odd * 4) & 0x0f0f0f0fu;
+                const uint32_t five = low | (fifth >> (2 * pair + odd) & 0x01010101u) << 4;
+                q = simt::field_to_float<5>(five >> (i / 2 * 16), i % 2 * 8);
+            } else {
+                q = simt::field_to_float<4>(quants >> (i / 2 * 16), i % 2 * 8 + odd * 4);
+            }
+            w[at + i] = simt::fma(scale.d, q, -scale.m);
         }
     }
 
     SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {
         const Block& block = row[k / 256];
-        const int sub = k % 256 / 32;
+        const int pair = k % 256 / 64;
+        const int odd = k % 64 / 32;
         const int offset = k % 32;
-        const Scale scale = scale_of(simt::load16(&block), sub);
+        const Scale scale = scale_of(simt::load16(&block), pair, odd);
         SIMT_UNROLL
         for (int i = 0; i < STRIPE; i += 4) {
             uint32_t fifth = 0;
             if constexpr (TYPE == 13) fifth = simt::load4(block.qh + offset + i);
-            four(simt::load4(block.qs + sub / 2 * 32 + offset + i), fifth, sub, scale, w, i);
+            four(simt::load4(block.qs + pair * 32 + offset + i), fifth, pair, odd, scale, w, i);
         }
     }
 };
@@ -296,14 +308,15 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
     static constexpr int RUN = 16;
     static constexpr int RUNS = 2;
     static constexpr int UNIT = RUN * RUNS;
+    static constexpr int UNITS = 8;
     struct Unit {
         simt::Quad low;
         simt::Quad high;
         float d[RUNS];
     };
-    SIMT_DEVICE static Unit load(const Block* row, int unit) {
+    SIMT_DEVICE static Unit load(const Block* row, uint32_t unit) {
         const Block& block = row[unit / 8];
-        const int j = unit % 8;
+        const uint32_t j = unit % 8;
         Unit data;
         data.low = simt::load16_at_even(block.ql + j * 16);
         data.high = simt::load16_at_even(block.qh + j / 4 * 32 + j % 2 * 16);
@@ -311,13 +324,15 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
         for (int r = 0; r < RUNS; ++r) data.d[r] = scale_of(block, run_start(j, r));
         return data;
     }
-    SIMT_DEVICE static int run_start(int unit, int r) {
-        return unit / 8 * 256 + unit % 8 / 4 * 128 + unit % 4 / 2 * 32 + r * 64 + unit % 2 * 16;
+    SIMT_DEVICE static int run_start(uint32_t unit, int r) {
+        return static_cast<int>(unit / 8 * 256 + unit % 8 / 4 * 128 + unit % 4 / 2 * 32 +
+                                unit % 2 * 16) + r * 64;
     }
-    SIMT_DEVICE static void run(const Unit& data, int unit, int r, int, float (&w)[RUN]) {
+    SIMT_DEVICE static void run(const Unit& data, uint32_t unit, int r, int, float (&w)[RUN]) {
+        const int quarter = static_cast<int>(unit % 4 / 2) + 2 * r;
         SIMT_UNROLL
         for (int i = 0; i < 4; ++i) {
-            four(data.low.word[i], data.high.word[i], unit % 4 / 2 + 2 * r, data.d[r], w, 4 * i);
+            four(data.low.word[i], data.high.word[i], quarter, data.d[r], w, 4 * i);
         }
     }
 
@@ -333,7 +348,9 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
         const uint32_t nibbles = low >> shift & 0x0f0f0f0fu;
         const uint32_t q = nibbles | (high >> (2 * quarter) & 0x03030303u) << 4;
         SIMT_UNROLL
-        for (int i = 0; i < 4; ++i) w[at + i] = d * (simt::byte_to_float(q, i) - 32.0f);
+        for (int i = 0; i < 4; ++i) {
+            w[at + i] = d * (simt::field_to_float<6>(q >> (i / 2 * 16), i % 2 * 8) - 32.0f);
+        }
     }
 
     SIMT_DEVICE static void decode(const Block* row, int k, int, float (&w)[STRIPE]) {

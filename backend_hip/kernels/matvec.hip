@@ -2,46 +2,47 @@
 // projection; `matvec_add` adds the result to the residual stream.
 #include "one_column.h"
 
-struct Stored : one_column::MatrixRows<formats::Weights> {
+using F = formats::Weights;
+
+template <bool ADD>
+struct Rows {
+    dot::Stream<F, ROWS_PER_WAVE> stream;
     float* y;
-    SIMT_DEVICE Stored(const uint8_t* weights, int first_row, int rows, int columns, float* target)
-        : MatrixRows(weights, first_row, rows, columns), y(target) {}
-    SIMT_DEVICE void store(const float (&sums)[ROWS_PER_WAVE][1]) const {
+    int first;
+    int rows;
+    SIMT_DEVICE void start(int columns) { stream.start(columns); }
+    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+                         one_column::Sums& sums) {
+        stream.add(x, columns, begin, end, 1, sums);
+    }
+    SIMT_DEVICE void store(const one_column::Sums& sums) const {
         SIMT_UNROLL
         for (int r = 0; r < ROWS_PER_WAVE; ++r) {
-            if (first + r < rows) y[first + r] = sums[r][0];
+            if (first + r < rows) y[first + r] = ADD ? y[first + r] + sums[r][0] : sums[r][0];
         }
     }
 };
 
-struct Added : one_column::MatrixRows<formats::Weights> {
-    float* y;
-    SIMT_DEVICE Added(const uint8_t* weights, int first_row, int rows, int columns, float* target)
-        : MatrixRows(weights, first_row, rows, columns), y(target) {}
-    SIMT_DEVICE void store(const float (&sums)[ROWS_PER_WAVE][1]) const {
-        SIMT_UNROLL
-        for (int r = 0; r < ROWS_PER_WAVE; ++r) {
-            if (first + r < rows) y[first + r] = y[first + r] + sums[r][0];
-        }
-    }
-};
-
-template <class Rows>
+template <bool ADD>
 SIMT_DEVICE void product(const uint8_t* weights, const float* x, float* y, int rows, int columns) {
     SIMT_SHARED(float, stage, STAGE);
     one_column::products(
         stage, one_column::groups_of(rows), columns,
-        [=](int first) { return Rows(weights, first, rows, columns, y); }, one_column::Plain{x});
+        [=](int first) {
+            return Rows<ADD>{one_column::stream_of<F>(weights, first, rows, columns), y, first,
+                             rows};
+        },
+        [=] { return one_column::Plain<F>{x, columns}; });
 }
 
 // weights (rows, columns) blocks; x (columns); y (rows). Grid: any number of blocks.
 SIMT_KERNEL(matvec, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns) {
-    product<Stored>(weights, x, y, rows, columns);
+    product<false>(weights, x, y, rows, columns);
 }
 
 // As matvec; y = y + W x.
 SIMT_KERNEL(matvec_add, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns) {
-    product<Added>(weights, x, y, rows, columns);
+    product<true>(weights, x, y, rows, columns);
 }

@@ -10,49 +10,48 @@
 #endif
 static_assert(MAX_COLS >= 1 && MAX_COLS <= 64, "MAX_COLS is 1 to 64");
 
-struct Many {
-    const float* x;
-    int columns;
-    SIMT_DEVICE float operator()(int c, int k) const {
-        return x[static_cast<int64_t>(c) * columns + k];
-    }
-};
+using F = formats::Weights;
+using Stream = dot::Stream<F, ROWS_PER_WAVE>;
 
 #if STAGE_COLUMNS > 0
 // One step of a wave, so that a unit's bytes stay in registers while the columns pass by.
-constexpr int STAGE = SIMT_WAVE * formats::Weights::UNIT;
+constexpr int STAGE = SIMT_WAVE * F::UNIT;
 
-template <int ROWS>
-SIMT_DEVICE void products(const formats::Block* const (&row)[ROWS], const float* x, int columns,
-                          int count, float (&sums)[ROWS][MAX_COLS]) {
-    using F = formats::Weights;
+SIMT_DEVICE void products(Stream& stream, const float* x, int columns, int count,
+                          float (&sums)[ROWS_PER_WAVE][MAX_COLS]) {
     SIMT_SHARED(float, stage, STAGE_COLUMNS * STAGE);
+    const int group = simt::lane() / F::UNITS;
     for (int begin = 0; begin < columns; begin += STAGE) {
         const int end = simt::min(columns, begin + STAGE);
-        const int unit = begin / F::UNIT + simt::lane();
-        const bool inside = unit * F::UNIT < end;
-        F::Unit data[ROWS];
+        const int at = begin / Stream::GROUP + group;
+        const bool inside = at * Stream::GROUP < end;
+        F::Unit data[ROWS_PER_WAVE];
         SIMT_UNROLL
-        for (int r = 0; r < ROWS; ++r) data[r] = F::load(row[r], inside ? unit : 0);
+        for (int r = 0; r < ROWS_PER_WAVE; ++r) data[r] = stream.data[r];
+        if ((at + Stream::STEP) * Stream::GROUP < columns) stream.load(at + Stream::STEP);
         SIMT_UNROLL
-        for (int group = 0; group < MAX_COLS; group += STAGE_COLUMNS) {
-            if (group >= count) break;
-            const int last = simt::min(count, group + STAGE_COLUMNS);
-            if (begin + group > 0) simt::sync();  // all waves have read the group before
-            const Many value{x + static_cast<int64_t>(group) * columns, columns};
-            staged::fill(stage, STAGE, begin, end, columns, last - group, value);
+        for (int first = 0; first < MAX_COLS; first += STAGE_COLUMNS) {
+            if (first >= count) break;
+            const int last = simt::min(count, first + STAGE_COLUMNS);
+            if (begin + first > 0) simt::sync();  // all waves have read the columns before
+            const float* columns_from = x + static_cast<int64_t>(first) * columns;
+            staged::fill(stage, STAGE, begin, end, last - first,
+                         [=](int c, int k, float (&part)[4]) {
+                             const int64_t offset = static_cast<int64_t>(c) * columns;
+                             dot::four<F>(columns_from + offset, k, columns, part);
+                         });
             simt::sync();
-            const staged::Columns column{stage - group * STAGE, begin, STAGE};
-            if (inside) dot::add_unit<F>(data, unit, column, columns, group, last, sums);
+            const staged::Columns column{stage - first * STAGE, STAGE};
+            if (inside) {
+                Stream::add_unit(data, at, group, column, columns, first, last, sums);
+            }
         }
     }
 }
 #else
-template <int ROWS>
-SIMT_DEVICE void products(const formats::Block* const (&row)[ROWS], const float* x, int columns,
-                          int count, float (&sums)[ROWS][MAX_COLS]) {
-    const dot::Consecutive column{x, columns};
-    dot::add_rows<formats::Weights>(row, column, columns, 0, columns, count, sums);
+SIMT_DEVICE void products(Stream& stream, const float* x, int columns, int count,
+                          float (&sums)[ROWS_PER_WAVE][MAX_COLS]) {
+    stream.add(dot::Consecutive{x, columns}, columns, 0, columns, count, sums);
 }
 #endif
 
@@ -61,15 +60,16 @@ SIMT_DEVICE void products(const formats::Block* const (&row)[ROWS], const float*
 SIMT_KERNEL(matvec_batched, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns, int32_t count) {
     const int first = (simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + simt::wave()) * ROWS_PER_WAVE;
-    const formats::Block* row[ROWS_PER_WAVE];
+    Stream stream;
     SIMT_UNROLL
     for (int r = 0; r < ROWS_PER_WAVE; ++r) {
         // A wave past the end repeats the last row and stores nothing: the block's barriers need it.
-        row[r] = formats::row_at(weights, simt::min(first + r, rows - 1), columns);
+        stream.row[r] = formats::row_at(weights, simt::min(first + r, rows - 1), columns);
     }
+    stream.start(columns);
     float sums[ROWS_PER_WAVE][MAX_COLS];
     dot::clear(sums);
-    products(row, x, columns, count, sums);
+    products(stream, x, columns, count, sums);
     SIMT_UNROLL
     for (int r = 0; r < ROWS_PER_WAVE; ++r) {
         simt::wave_sum(sums[r], count);

@@ -20,8 +20,13 @@ struct Gathered {
     int columns;
     int share;
     template <class F>
-    SIMT_DEVICE void read(int c, int k, float (&part)[4]) const {
-        dot::four<F>(x + static_cast<int64_t>(slots[c] / share) * columns, k, columns, part);
+    SIMT_DEVICE int at(int part, int r) const {
+        return F::run_start(static_cast<uint32_t>(part), r);
+    }
+    template <class F>
+    SIMT_DEVICE void read(int c, int group, int at, int i, float (&values)[4]) const {
+        const float* column = x + static_cast<int64_t>(slots[c] / share) * columns;
+        dot::four<F>(column, group * F::UNITS * F::UNIT + at + i, columns, values);
     }
 };
 

@@ -14,7 +14,8 @@
 //   simt::sync()        every thread of the block must reach it
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
-//   simt::byte_to_float(word, i)   byte i of a word, 0 to 255, exactly
+//   simt::store16(p, quad)      to a 16-byte boundary
+//   simt::field_to_float<BITS>(word, shift)   an unsigned field, exactly; shift + BITS at most 16
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and

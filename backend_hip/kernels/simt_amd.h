@@ -54,10 +54,14 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+SIMT_DEVICE void store16(void* p, const Quad& v) {
+  __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
+}
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
-SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
-  return static_cast<float>(word >> (8 * i) & 255u);
+template <int BITS>
+SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
+  return static_cast<float>(static_cast<int32_t>(word >> shift & ((1u << BITS) - 1u)));
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

@@ -19,33 +19,39 @@ SIMT_DEVICE int place(int k) {
     return k / SUPER * SUPER + (k % 16 / 4 * 16 + order) * 4;
 }
 
-// Reads columns from the chunk that begins at element `begin`; `stride` elements a column.
+// Reads columns of a chunk, groups counted from its beginning; `stride` elements a column.
 struct Columns {
     const float* x;
-    int begin;
     int stride;
     template <class F>
-    SIMT_DEVICE void read(int c, int k, float (&part)[4]) const {
-        const simt::Quad bits = simt::load16(x + c * stride + place(k - begin));
+    SIMT_DEVICE int at(int part, int r) const {
+        return F::UNITS * F::UNIT == SUPER ? place(F::run_start(static_cast<uint32_t>(part), r)) : 0;
+    }
+    template <class F>
+    SIMT_DEVICE void read(int c, int group, int at, int i, float (&values)[4]) const {
+        // The four groups of a run lie 64 elements apart.
+        const int offset = F::UNITS * F::UNIT == SUPER ? group * SUPER + at + i * 16
+                                                       : place(group * F::UNITS * F::UNIT + i);
+        const simt::Quad bits = simt::load16(x + c * stride + offset);
         SIMT_UNROLL
-        for (int i = 0; i < 4; ++i) part[i] = simt::from_bits(bits.word[i]);
+        for (int j = 0; j < 4; ++j) values[j] = simt::from_bits(bits.word[j]);
     }
 };
 
 // Copies elements `begin` to `end` of `count` columns into shared memory; all threads of the block
-// take part. `value(c, k)` gives an element. Elements past `columns` become zero, as
-// far as a stripe reaches.
-template <class Value>
-SIMT_DEVICE void fill(float* shared, int stride, int begin, int end, int columns, int count,
-                      const Value& value) {
+// take part. `four(c, k, part)` gives elements from k on, zero past the columns' end.
+template <class Four>
+SIMT_DEVICE void fill(float* shared, int stride, int begin, int end, int count, const Four& four) {
+    // As far as a stripe reaches: what lies past the end meets zero weights, but must be a number.
     const int groups = (end - begin + formats::STRIPE - 1) / formats::STRIPE * (formats::STRIPE / 4);
-    for (int i = simt::thread(); i < groups * count; i += SIMT_BLOCK) {
-        const int c = i / groups;
-        const int k = i % groups * 4;
-        float* target = shared + c * stride + place(k);
-        SIMT_UNROLL
-        for (int j = 0; j < 4; ++j) {
-            target[j] = begin + k + j < columns ? value(c, begin + k + j) : 0.0f;
+    for (int c = 0; c < count; ++c) {
+        for (int i = simt::thread(); i < groups; i += SIMT_BLOCK) {
+            float part[4];
+            four(c, begin + 4 * i, part);
+            simt::Quad bits;
+            SIMT_UNROLL
+            for (int j = 0; j < 4; ++j) bits.word[j] = simt::bits(part[j]);
+            simt::store16(shared + c * stride + place(4 * i), bits);
         }
     }
 }
