@@ -21,6 +21,7 @@ from backend_hip.device import Device, Progress
 from backend_hip.dispatch import CountedGraph, Kernels, route_name
 from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward, fused_keys, why_not_fused
+from backend_hip.matrix import default_chunk, half_columns
 from backend_hip.ops import Flow
 from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
@@ -46,10 +47,10 @@ class Engine:
     """A static batch of sequences on one device.
 
     `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
-    batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols. `judge` receives
-    both results when `batched_prefill` is "validate"; what it returns is kept as `validation`.
-    `fused` lets the decode graph of one sequence use fused kernels; `fusion` says "on", or why not.
-    Raises Unsupported before anything runs when the registry lacks a kernel.
+    batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols, 512 on path matrix.
+    `judge` receives both results when `batched_prefill` is "validate"; what it returns is kept as
+    `validation`. `fused` lets the decode graph of one sequence use fused kernels; `fusion` says
+    "on", or why not. Raises Unsupported before anything runs when the registry lacks a kernel.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
         spec = model.spec
         if not 1 <= max_cols <= MAX_COLS_LIMIT:
             raise InputError(f"engine: max-cols is {max_cols}, expected 1 to {MAX_COLS_LIMIT}")
-        chunk = max_cols if chunk is None else chunk
+        chunk = default_chunk(path, max_cols) if chunk is None else chunk
         if chunk < 1:
             raise InputError(f"engine: chunk is {chunk} tokens, expected at least 1")
         if not 1 <= sequences <= MAX_SEQUENCES:
@@ -106,12 +107,12 @@ class Engine:
         self.fusion = why_not_fused(spec, model.weights, registry) or "on" if fused else "off"
         if self.fusion == "on":
             keys = list(dict.fromkeys([*keys, *fused_keys(spec, model.weights)]))
-        parameters = {"MAX_COLS": max_cols}
-        self.kernels = Kernels(device, registry, keys, parameters, progress=progress)
+        self.kernels = Kernels(device, registry, keys, {"MAX_COLS": max_cols}, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
         self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context, sequences)
         rows = max(self.chunk, sequences)
         self._scratch = Scratch(spec, device, rows, sequences)
+        self._halves = half_columns(path, model.weights, device, rows)
         self._step = StepInput(device, rows)
         self._tail = SamplerTail(device, sequences)
         self._pass = Forward(
@@ -300,8 +301,9 @@ class Engine:
         for graph in self._graphs.values():
             graph.free()
         self._graphs.clear()
-        for owner in (self._pass, self._tail, self._step, self._scratch, self._cache):
-            owner.free()
+        for owner in (self._pass, self._tail, self._step, self._scratch, self._cache, self._halves):
+            if owner is not None:
+                owner.free()
         self.weights.free()
         self.kernels.unload()
 
@@ -329,8 +331,8 @@ class Engine:
         return ids
 
     def _flow(self, tokens: int, *, batched: bool, sequences: int = 1) -> Flow:
-        step = self._step.buffer
-        return Flow(self.kernels, step, tokens, batched, self.path, self.max_cols, sequences)
+        step, shared = self._step.buffer, (self.path, self.max_cols)
+        return Flow(self.kernels, step, tokens, batched, *shared, sequences, self._halves)
 
     def _write_step(self, rows: Sequence[FlowRow]) -> None:
         """Prepares the host side of a flow, after everything queued before has left it alone."""

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_hip import matrix
 from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
+from backend_hip.matrix import HalfColumns
 from backend_hip.registry import few_columns
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
@@ -64,7 +66,7 @@ class Flow:
 
     `step` is the device array of kernels/flow.h; `tokens` the number of rows, which belong to
     `sequences` sequences in equal parts; `batched` chooses the batched products of `path`,
-    otherwise the one-column kernel runs.
+    otherwise the one-column kernel runs. `halves` is what path matrix needs.
     """
 
     kernels: Kernels
@@ -74,6 +76,7 @@ class Flow:
     path: str
     max_cols: int
     sequences: int = 1
+    halves: HalfColumns | None = None
 
 
 def embed(flow: Flow, table: DeviceTensor, x: Values, factor: float) -> None:
@@ -167,7 +170,8 @@ def split_gate(flow: Flow, both: Values, q: Values, gate: Values, head_size: int
 
 
 def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
-    """y = x W^T, for one column or for all tokens in groups of at most max_cols."""
+    """y = x W^T, for one column or for all tokens: at once on path matrix, else in groups of at
+    most max_cols."""
     rows, columns = weight.shape
     _require("linear", f"x for {weight.name}", x.width, columns)
     _require("linear", f"y for {weight.name}", y.width, rows)
@@ -175,6 +179,11 @@ def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
         key = ("matvec", weight.format, "kparallel")
         grid = (flow.kernels.resident_blocks(key, rows), 1)
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, y.pointer, rows, columns)
+        return
+    if flow.path == "matrix":
+        if flow.halves is None:
+            raise ValueError("linear: halves is None, expected memory because the path is matrix")
+        matrix.multiply(flow.kernels, flow.halves, x.pointer, weight, y.pointer, flow.tokens)
         return
     few = few_columns(flow.path, flow.sequences)
     if few:

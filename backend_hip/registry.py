@@ -5,11 +5,13 @@ it, so that what is accepted and what exists can't differ. A path is a named bun
 
     kparallel   lanes stripe K; bit-equal for every number of columns. The default.
     serial      one thread walks all of K per row in the batched products; bounded, not bit-equal.
+    matrix      batched products on the matrix unit, with weights and activations as halves;
+                bounded. One column and routed experts run the kernels of kparallel.
     any         ops that are the same on every path.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,8 @@ from reference.model.quant import FORMATS
 from reference.model.spec import ModelSpec
 from reference.model.weights import Weights
 
-PATHS = ("kparallel", "serial")
+PATHS = ("kparallel", "serial", "matrix")
+MATRIX_TILES = (16, 32, 64, 128)  # columns of a block, entries of matvec_batched_matrix.hip
 KV_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1}  # codes of kernels/kv_type.h
 MAX_COLS_LIMIT = 64
 LARGEST_BLOCK = 256  # threads, simt.h
@@ -135,10 +138,22 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
+        for tile in MATRIX_TILES:  # four entries of one code object
+            matrix = form | {"path": "matrix", "entry": f"matvec_batched_{tile}"}
+            matrix["variant"] = f"{name}/{tile}"
+            yield _row(
+                "matvec_batched",
+                "matvec_batched_matrix.hip",
+                "PPPPiiii",
+                256,
+                **matrix,
+                waves=(32,),
+            )
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
 
+    yield _row("to_half", "to_half.hip", "PPPii", 256)
     yield _row("rms_norm", "rms_norm.hip", "PPPif", 128)
     yield _row("add_rms_norm", "rms_norm.hip", "PPPPPif", 128)
     for pairing, code in (("norm", 0), ("neox", 1)):
@@ -220,6 +235,15 @@ def few_columns(path: str, sequences: int) -> int:
     return fitting[0] if path == "kparallel" and fitting and sequences > 1 else 0
 
 
+def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[Key]:
+    """What products of several columns need with weights of a format. Which block of the matrix
+    unit runs depends on the number of columns, so all of them are needed."""
+    if path == "matrix":
+        return [("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES]
+    few: list[Key] = [("matvec_few", f"{form}@{columns}", path) for columns in few_kernels]
+    return [("matvec_batched", form, path), *few]
+
+
 def requirements(
     spec: ModelSpec,
     weights: Weights,
@@ -259,11 +283,13 @@ def requirements(
             ops += ["combine_experts", "sigmoid_gated_rows"]
             if layer.experts.shared_length is not None:
                 # The shared expert's gate is a vector, read as a matrix of one row.
-                keys += [("matvec", "F32", "kparallel"), ("matvec_batched", "F32", path)]
-                keys += [("matvec_few", f"F32@{few}", path) for few in few_kernels]
+                keys += [("matvec", "F32", "kparallel")]
+                keys += _batched_product("F32", path, few_kernels)
         if layer.output_scale:
             ops.append("scale")
     keys.append(("gated", spec.activation, "any"))
+    if path == "matrix":
+        ops.append("to_half")
     if spec.qkv_bias:
         ops.append("add_bias")
     if spec.gated_attention:
@@ -277,8 +303,7 @@ def requirements(
     keys += [(op, "", "any") for op in ops]
     for tensor in weights.matrices():
         keys.append(("matvec", tensor.format.name, "kparallel"))
-        keys.append(("matvec_batched", tensor.format.name, path))
-        keys += [("matvec_few", f"{tensor.format.name}@{few}", path) for few in few_kernels]
+        keys += _batched_product(tensor.format.name, path, few_kernels)
     for tensor in weights.expert_matrices():
         keys.append(("matvec_expert", tensor.format.name, "kparallel"))
         keys.append(("matvec_experts", tensor.format.name, "kparallel"))

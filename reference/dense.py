@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reference import ops
 from reference.dequant import dequantise
+from reference.half import half_weights
 from reference.model.errors import InputError
 from reference.model.weights import Tensor, Weights
 from reference.ops import Array
@@ -43,16 +44,18 @@ class DenseWeights:
         self.mode: WeightsMode = "kept" if fits else "streamed"
         self._kept = kept
 
-    def linear(self, x: Array, tensor: Tensor) -> Array:
-        """(T, K) -> (T, N): x . W^T with the matrix `tensor`, (N, K)."""
+    def linear(self, x: Array, tensor: Tensor, *, half: bool = False) -> Array:
+        """(T, K) -> (T, N): x . W^T with the matrix `tensor`, (N, K), its values rounded to float16
+        where `half` says so."""
+        rounded = half_weights if half else _as_they_are
         if self.mode == "kept" or tensor.name in self._kept:
-            return ops.linear(x, self._rows(tensor.name, tensor, tensor.raw))
+            return ops.linear(x, rounded(self._rows(tensor.name, tensor, tensor.raw)))
         count, columns = tensor.shape
         y = np.empty((*x.shape[:-1], count), dtype=x.dtype)
         step = max(1, STREAM_ELEMENTS // columns)
         for start in range(0, count, step):
             part = dequantise(tensor.format, tensor.raw[start : start + step], np.float32)
-            y[..., start : start + step] = ops.linear(x, part)
+            y[..., start : start + step] = ops.linear(x, rounded(part))
         return y
 
     def expert(self, tensor: Tensor, index: int) -> NDArray[np.float32]:
@@ -66,6 +69,10 @@ class DenseWeights:
             if self.mode == "kept":
                 self._kept[name] = found
         return found
+
+
+def _as_they_are(weight: Array) -> Array:
+    return weight
 
 
 def dense_nbytes(weights: Weights) -> int:

@@ -17,6 +17,7 @@ from reference import delta_net, moe, ops
 from reference.delta_net import RecurrentState
 from reference.dense import DenseCache, DenseWeights, WeightsMode
 from reference.dequant import dequantise
+from reference.half import half_rows
 from reference.kv_cache import KVCache
 from reference.model import Model, check_tokens
 from reference.model.architectures import ARCHITECTURES
@@ -57,7 +58,8 @@ class Reference:
     Weights are dequantised on first use and kept in `dense`; pass one dictionary to several
     References of the same model to share the work. Where they would take more than
     `dense_budget_nbytes` (None: a share of the available memory) they are dequantised at each use
-    instead; `weights_mode` says which it is.
+    instead; `weights_mode` says which it is. `half_products`: plain products round both factors as
+    reference/half.py says; it may be set between calls.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Reference:
         context_length: int | None = None,
         dense: DenseCache | None = None,
         dense_budget_nbytes: int | None = None,
+        half_products: bool = False,
     ) -> None:
         self.model = model
+        self.half_products = half_products
         self.dtype = np.dtype(dtype)
         self._context_length = context_length or model.spec.context_length
         self._kv_types = (kv_type_k, kv_type_v)
@@ -267,8 +271,8 @@ class Reference:
             out = self._experts(chunk, layer, normed, normed)
             if layer.experts.shared_length is not None:
                 shared = self._gated_block(chunk, layer, normed, "_shexp")
-                open_ = ops.sigmoid(normed @ w["ffn_gate_inp_shexp"].vector().astype(x.dtype))
-                out = out + record(f"ffn_shexp_gated-{i}", shared * open_[:, None])
+                open_ = ops.sigmoid(self._project(normed, _as_row(w["ffn_gate_inp_shexp"])))
+                out = out + record(f"ffn_shexp_gated-{i}", shared * open_)
             return record(f"ffn_out-{i}", out)
         # Gemma 4: the router reads the unweighted norm of the residual stream, scaled; the experts
         # read a norm of their own; dense and routed results get a norm each and are added.
@@ -347,7 +351,9 @@ class Reference:
         return ops.rms_norm(x, tensor.vector(), self.model.spec.rms_epsilon)
 
     def _project(self, x: Array, tensor: Tensor) -> Array:
-        return self._weights.linear(x, tensor)
+        if self.half_products:
+            x = half_rows(x).astype(self.dtype)
+        return self._weights.linear(x, tensor, half=self.half_products)
 
     def _biased(self, x: Array, bias: Tensor | None) -> Array:
         return x if bias is None else x + bias.vector().astype(self.dtype)
@@ -369,3 +375,8 @@ class Reference:
         """`rope_freqs` applies to layers that do not slide."""
         factors = self.model.weights.top.get("rope_freqs")
         return None if factors is None or layer.window is not None else factors.vector()
+
+
+def _as_row(vector: Tensor) -> Tensor:
+    """A vector's tensor as a matrix of one row."""
+    return replace(vector, shape=(1, *vector.shape), raw=vector.raw.reshape(1, -1))

@@ -34,7 +34,7 @@ class Proof:
 
 def reference_of(model: Model, case: SpeedCase) -> Expected:
     """Last-token logits of the prompt by the NumPy reference, with their limit."""
-    references = References(model, case.kv_type_k, case.kv_type_v)
+    references = References(model, case.kv_type_k, case.kv_type_v, path=case.path)
     return references.feed(case.tokens(model.spec.vocab_size))
 
 
@@ -49,15 +49,16 @@ def prove(engine: Engine, case: SpeedCase, expected: Expected | None) -> Proof:
     per_token = run(engine, "per-token", tokens)
     assert np.isfinite(per_token.logits).all(), f"{case.id}: per-token logits are not finite"
     end_to_end = 0.0 if expected is None else float(expected.limits[-1])
+    one_column = 0.0 if expected is None else float(expected.one_column_limits[-1])
     from_reference = 0.0
     if expected is not None:
-        found = compare(per_token.logits[-1:], expected.logits[-1:], expected.limits[-1])
+        found = compare(per_token.logits[-1:], expected.logits[-1:], one_column)
         _require(Verdict((check_of("per-token logits against the reference", found),)))
         assert found.max_abs_diff is not None
         from_reference = found.max_abs_diff
     require_route(per_token, "kparallel", engine.model.spec.layer_count)
     if case.prefill == "per-token":
-        return Proof(per_token, from_reference, end_to_end)
+        return Proof(per_token, from_reference, one_column)
     keys = _kv_bytes(engine)
     batched = run(engine, "batched", tokens)
     pair = PrefillPair(per_token, batched, keys == _kv_bytes(engine))

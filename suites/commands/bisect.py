@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from backend_hip.matrix import default_chunk
 from backend_hip.runtimes import select_runtime
 from reference.model import Model
 from reference.model.errors import DeviceError, InputError
@@ -82,7 +83,8 @@ def _bisect(arguments: argparse.Namespace) -> int:
     if arguments.bundle is not None and arguments.bundle.suffix != ".npz":
         raise InputError(f"--bundle is {arguments.bundle}, expected a name that ends in .npz")
     options = validating.read_options(arguments)
-    flows = Flows(arguments.chunk or arguments.max_cols, arguments.max_cols)
+    chunk = arguments.chunk or default_chunk(arguments.path, arguments.max_cols)
+    flows = Flows(chunk, arguments.max_cols)
     failed: DeviceError | None = None
     with common.ProgressReport() as progress:
         stages = Stages(progress)

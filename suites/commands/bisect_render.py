@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from backend_hip.matrix import default_chunk
 from reference.model import Model
 from suites import summary
 from suites.commands import tables
@@ -187,7 +188,7 @@ def bundle_of(
         "modes": list(options.modes),
         "n_decode": options.n_decode,
         "max_cols": arguments.max_cols,
-        "chunk": arguments.chunk or arguments.max_cols,
+        "chunk": arguments.chunk or default_chunk(arguments.path, arguments.max_cols),
         "context_length": context_length,
         "shuffle": arguments.shuffle,
         "sanitize": arguments.sanitize,

@@ -52,21 +52,22 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--path",
         default="kparallel",
         metavar="P",
-        help="bundle of kernels: kparallel (bit-equal between prefill modes) or serial "
-        "(default: kparallel)",
+        help="bundle of kernels: kparallel (bit-equal between prefill modes), serial, or "
+        "matrix (the matrix unit, on halves) (default: kparallel)",
     )
     parser.add_argument(
         "--max-cols",
         type=int,
         default=40,
         metavar="N",
-        help="columns per batched matrix product, 1 to 64 (default: 40)",
+        help="columns per batched matrix product, 1 to 64 (default: 40); on path matrix of routed "
+        "experts only",
     )
     parser.add_argument(
         "--chunk",
         type=int,
         metavar="N",
-        help="prompt tokens per command flow (default: --max-cols)",
+        help="prompt tokens per command flow (default: --max-cols, 512 on path matrix)",
     )
     add_kv(parser)
     add_checking(parser)

@@ -85,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
         else:
 
             def limit() -> float:
-                expected = References(model, arguments.kv_type_k, arguments.kv_type_v).feed(tokens)
+                references = References(
+                    model, arguments.kv_type_k, arguments.kv_type_v, path=arguments.path
+                )
+                expected = references.feed(tokens)
                 return float(expected.limits[-1])
 
             engine = common.open_engine(

@@ -127,7 +127,8 @@ def end_to_end(columns: int) -> str:
     text = (
         f"logits may be off by {END_TO_END.distance_factor:g} times the distance between the "
         f"float32 and the float64 reference and {END_TO_END.kv_factor:g} times that between the "
-        f"reference with and without rounding of its KV cache; trace files by "
+        f"reference with and without rounding of its KV cache; on path matrix "
+        f"{END_TO_END.product_factor:g} times that with and without halves; trace files by "
         f"{TRACE_FILES.share:g} of a row's largest magnitude"
     )
     return tables.paragraph(text, columns, 2)
@@ -167,6 +168,7 @@ def document(used: Used, arguments: argparse.Namespace, label: str) -> dict[str,
         "end_to_end": {
             "distance_factor": END_TO_END.distance_factor,
             "kv_factor": END_TO_END.kv_factor,
+            "product_factor": END_TO_END.product_factor,
             "reason": END_TO_END.reason,
         },
         "trace_files": {"share": TRACE_FILES.share, "reason": TRACE_FILES.reason},

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
+from backend_hip.matrix import HalfColumns
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import REGISTRY, Key
 from backend_hip.state import FlowRow, StepInput
@@ -44,15 +45,20 @@ class Lab:
         batched: bool = False,
         path: str = "kparallel",
         max_cols: int = 40,
+        longest: int = 0,
     ) -> Flow:
-        """A flow over `tokens` from `position`, with the kernels of `keys`."""
+        """A flow over `tokens` from `position`, with the kernels of `keys`; `longest`: elements of
+        a row of halves, for path matrix."""
         kernels = Kernels(self.device, REGISTRY, keys, parameters)
         step = StepInput(self.device, len(tokens))
         self._owned += [kernels, step]
         step.write(stamp, [FlowRow(token, position + i) for i, token in enumerate(tokens)])
         step.queue_copy(len(tokens))
         self.device.stream.synchronise()
-        return Flow(kernels, step.buffer, len(tokens), batched, path, max_cols)
+        halves = HalfColumns(self.device, len(tokens), longest) if longest else None
+        if halves is not None:
+            self._owned.append(halves)
+        return Flow(kernels, step.buffer, len(tokens), batched, path, max_cols, halves=halves)
 
     def buffer(self, array: NDArray[Any]) -> Buffer:
         array = np.ascontiguousarray(array)

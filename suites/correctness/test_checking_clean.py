@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip.device import Device
+from backend_hip import matrix
+from backend_hip.device import Buffer, Device
 from backend_hip.engine import Engine
 from backend_hip.registry import REGISTRY, Key, requirements
 from backend_hip.runtimes.checking import Checking, checking_of, set_checking
+from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
 from reference.model import Model, load_model
 from reference.model.quant import FORMATS
@@ -41,6 +43,7 @@ ENGINES = (
     EngineCase("tiny-qwen3"),
     EngineCase("oracle-gemma4moe"),
     EngineCase("oracle-qwen35moe"),
+    EngineCase("tiny-qwen3", path="matrix"),
     # The rest of the registry, with as few models as have it.
     EngineCase("tiny-qwen35moe", kv_type_k="f32", kv_type_v="f32"),
     EngineCase("tiny-gemma4e", path="serial", kv_type_v="f32"),
@@ -105,10 +108,12 @@ DIRECT: tuple[Key, ...] = (
     *(("matvec_expert", name, "kparallel") for name in EXPERT_FORMATS),
     *(("matvec_experts", name, "kparallel") for name in EXPERT_FORMATS),
 )
+# A short prompt has few columns: each block shape of the matrix unit by itself, in every format.
+BLOCKS: tuple[Key, ...] = tuple(row.key for row in REGISTRY if row.path == "matrix")
 
 
 def test_every_row_of_the_registry_has_a_case() -> None:
-    covered = set(DIRECT)
+    covered = {*DIRECT, *BLOCKS}
     for case in ENGINES:
         model = load_model(resolve_model(case.model))
         keys = requirements(model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v)
@@ -116,7 +121,7 @@ def test_every_row_of_the_registry_has_a_case() -> None:
     assert {row.key for row in REGISTRY} == covered
 
 
-def _weight(lab: Lab, form: str, rows: int, columns: int) -> object:
+def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
     values = np.random.default_rng([rows, columns]).standard_normal((rows, columns))
     return lab.buffer(quantise(FORMATS[form], values.astype(np.float32)))
 
@@ -153,3 +158,27 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
             flow.kernels.launch(key, grid, *arguments)
             np.testing.assert_array_equal(lab.read(y), plain)
             set_checking(Checking())
+
+
+@pytest.mark.parametrize("key", BLOCKS, ids=lambda key: " ".join(key))
+def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
+    form, _, shape = key[1].partition("/")
+    rows, columns, tile = 9, 256, int(shape)
+    count = tile + 1
+    x = np.random.default_rng(tile).standard_normal((count, columns)).astype(np.float32)
+    with checked(device, Checking()), Lab(device) as lab:
+        flow = lab.flow([("to_half", "", "any"), key], {}, tokens=range(count), longest=columns)
+        values, y, held = lab.values(x), lab.output(count, rows), flow.halves
+        weight = DeviceTensor(
+            "test weight", form, (rows, columns), _weight(lab, form, rows, columns)
+        )
+        assert held is not None
+        results = []
+        for checking in (Checking(), *(Checking(shuffle=seed, sanitize=True) for seed in SEEDS)):
+            set_checking(checking)
+            y.buffer.poison()
+            matrix.multiply(flow.kernels, held, values.pointer, weight, y.pointer, count, tile)
+            results.append(lab.read(y))
+            set_checking(Checking())
+        for got in results[1:]:
+            np.testing.assert_array_equal(got.view(np.uint32), results[0].view(np.uint32))

@@ -18,7 +18,12 @@ from reference.model.quant import FORMATS
 
 REDUCED_FORMATS = ("Q4_K", "Q6_K")
 REDUCED_SIZES = {**SIZES, "HEAD_SIZE": (128,), "EXPERTS": (256,)}
-REDUCED = [r for r in REGISTRY if r.variant not in FORMATS or r.variant in REDUCED_FORMATS]
+REDUCED = [
+    row
+    for row in REGISTRY
+    for form in [row.variant.partition("/")[0]]  # "Q4_K/16" is one block shape of Q4_K
+    if form not in FORMATS or form in REDUCED_FORMATS
+]
 ALL_SIZES = {**SIZES, "MAX_COLS": (16, 32, 35, 40, 44, 48, 64)}
 
 

@@ -7,6 +7,7 @@ suites/meta/test_check_kinds.py.
 
 import pytest
 
+from backend_hip.registry import PATHS
 from fixtures.faults import load_faults
 from fixtures.golden import TINY_GATES
 from reference.model.trace import Trace
@@ -30,12 +31,12 @@ _MUST_BE_SEEN = (
 
 @pytest.fixture(scope="module")
 def used() -> Used:
-    """Which ops consult which rows, over clean runs of every golden model on both paths."""
+    """Which ops consult which rows, over clean runs of every golden model on every path."""
     found = Used()
     for name in TINY_GATES:
         model = fault_model(f"oracle-{name}")
         tokens = [int(token) % model.spec.vocab_size for token in range(3, 3 + LENGTH)]
-        for path in ("kparallel", "serial"):
+        for path in PATHS:
             trace = Trace()
             FakeEngine(model, path=path).prefill_batched(tokens, trace=trace)
             found.add(judge_trace(model, trace, LocalRules(path)))

@@ -12,6 +12,7 @@ import numpy as np
 from reference import ops
 from reference.attention import attention as exact_attention
 from reference.dequant import dequantise
+from reference.half import half_rows, half_weights
 from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
 from suites.harness import sensitivity
@@ -50,15 +51,22 @@ def linear(
 ) -> Bounded:
     """(T, K) x (N, K) -> (T, N), the matrix widened in blocks of rows; `bias` (N,) is added.
 
-    `error` (T, K) is how far the engine's x may be from this one, where x was not recorded.
+    `error` (T, K) is how far the engine's x may be from this one, where x was not recorded. Path
+    matrix rounds both factors, which the value follows (reference/half.py): rounding an x that is
+    not known exactly has no bound here.
     """
-    x = wide(x)
+    halves = path == "matrix"
+    if halves and error is not None:
+        raise ValueError("bounds: linear on path matrix needs the engine's own x")
+    x = half_rows(x) if halves else wide(x)
     magnitude = np.abs(x)
     want = np.empty((len(x), tensor.shape[0]), dtype=np.float64)
     limit = np.empty_like(want)
     relative = row("linear", path).relative(x.shape[-1])
     for rows in _row_blocks(tensor):
         weight = dequantise(tensor.format, tensor.raw[rows], np.float64)
+        if halves:
+            weight = half_weights(weight)
         want[:, rows] = x @ weight.T
         np.abs(weight, out=weight)
         limit[:, rows] = relative * (magnitude @ weight.T)

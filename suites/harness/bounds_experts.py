@@ -6,6 +6,7 @@ one, could have routed otherwise is a separate question: `near_ties` answers it.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -88,12 +89,11 @@ def routed_sum(
 
 def shared_gated(shared: Array, x: Array, gate: Tensor, path: str) -> Bounded:
     """(T, E): the shared expert's output times sigmoid(x . gate), one gate a token."""
-    x, shared = wide(x), wide(shared)
-    vector = wide(gate.vector())
-    projected = x @ vector
-    error = row("linear", path).relative(len(vector)) * (np.abs(x) @ np.abs(vector))
+    shared = wide(shared)
+    matrix = replace(gate, shape=(1, *gate.shape), raw=gate.raw.reshape(1, -1))
+    projected, error = (part[:, 0] for part in linear(x, matrix, path))
     open_ = ops.sigmoid(projected)
-    change = sensitivity.sigmoid(projected, error + SMALLEST_NORMAL)
+    change = sensitivity.sigmoid(projected, error)
     want = shared * open_[:, None]
     relative = row("sigmoid_gated").relative()
     limit = np.abs(shared) * (change + relative * (open_ + change))[:, None]

@@ -2,11 +2,13 @@
 
 The references share one set of dequantised weights: float64, float32, float32 again with embeddings
 moved by one unit in the last place (a single sample of what rounding does can be small by luck),
-and float64 with a float32 KV cache (left out where the cache is float32 already).
+float64 with a float32 KV cache (left out where the cache is float32 already), and on path matrix
+float64 with prompts' products rounded as it declares.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,19 +19,29 @@ from reference.model import Model
 from reference.model.trace import Trace
 from suites.harness.compare import Array
 from suites.harness.protocol import Progress
-from suites.harness.routing import Choices, FollowingReference, RoutingJudge
+from suites.harness.routing import Choices, FollowingReference, RoutingJudge, choices_of
 from suites.harness.tolerances import END_TO_END
 from suites.harness.verdict import json_number
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Reference logits (rows, V) float64 and the limit of each row (rows,), with its two terms."""
+    """Reference logits (rows, V) float64 and the limit of each row (rows,), with its terms.
+
+    `one_column_limits` is for what no batched product was part of: without declared roundings of
+    the path's products.
+    """
 
     logits: Array
     limits: Array
+    one_column_limits: Array
     float32_distance: Array
     kv_distance: Array
+    product_distance: Array
+
+    def limits_of(self, mode: str) -> Array:
+        """Those of a prefill mode."""
+        return self.limits if mode == "batched" else self.one_column_limits
 
 
 MOVED = 3
@@ -54,18 +66,32 @@ class _Moved(Trace):
         return moved
 
 
+def apart(rows: Sequence[Array]) -> float:
+    """The largest distance between one row of logits of several references, 0 for one."""
+    return float(np.max(np.ptp(np.stack(rows), axis=0)))
+
+
 class References:
     """Feeds all references the same tokens, and routes them as `choices` say.
 
-    `choices` may be set or grow between feeds; `routing` judges what was followed.
+    `choices` may be set or grow between feeds; `routing` judges what was followed. `path` is that
+    of the prompt's products: the first feed is the prompt, later ones are decoded.
     """
 
     def __init__(
-        self, model: Model, kv_type_k: str, kv_type_v: str, *, dense: DenseCache | None = None
+        self,
+        model: Model,
+        kv_type_k: str,
+        kv_type_v: str,
+        *,
+        path: str = "kparallel",
+        dense: DenseCache | None = None,
     ) -> None:
         shared: DenseCache = {} if dense is None else dense
         self.choices: Choices = {}
         self.routing = RoutingJudge(model.spec)
+        self._spec, self._prompt = model.spec, tuple[int, ...]()
+        self._routed = any(layer.experts is not None for layer in model.spec.layers)
 
         def reference(
             dtype: type[np.floating[Any]], type_k: str, type_v: str
@@ -86,6 +112,29 @@ class References:
         self._moved = [reference(np.float32, kv_type_k, kv_type_v) for _ in range(count)]
         rounds = (kv_type_k, kv_type_v) != ("f32", "f32")
         self._unrounded = reference(np.float64, "f32", "f32") if rounds else None
+        halves = path == "matrix"
+        self._halved = reference(np.float64, kv_type_k, kv_type_v) if halves else None
+        self._copy = partial(References, model, kv_type_k, kv_type_v, dense=shared)
+
+    @property
+    def may_route_apart(self) -> bool:
+        """True where only one prefill mode's products round to halves and tokens choose experts: a
+        near-tie that is none of the other mode's can send a token elsewhere."""
+        return self._halved is not None and self._routed
+
+    def of_modes(self, expected: Expected, traced: Mapping[str, Trace]) -> dict[str, Expected]:
+        """What each mode's logits are held to, by mode; `traced` are the prompt's traces.
+
+        That is `expected`, for which these references followed the routing of the first mode. Where
+        the other may route apart, references of its own follow it, if all of the prompt was traced.
+        """
+        found = dict.fromkeys(traced, expected)
+        if self.may_route_apart:
+            for mode, trace in list(traced.items())[1:]:
+                own = self._copy()
+                own.choices.update(choices_of(trace, self._spec))
+                found[mode] = own.feed(self._prompt)
+        return found
 
     def feed(
         self,
@@ -99,6 +148,7 @@ class References:
         which: Literal["last", "all"] = "all" if all_rows else "last"
         say = progress or (lambda text: None)
         start = self._exact.position
+        self._prompt = self._prompt if start else tuple(tokens)
         say("reference float64")
         exact = self._exact.prefill(tokens, trace=trace, logits=which)
         say("reference float32")
@@ -114,19 +164,26 @@ class References:
             say("reference float64 with a float32 KV cache")
             unrounded = self._unrounded.prefill(tokens, logits=which)
             kv_distance = np.max(np.abs(unrounded - exact), axis=-1)
+        product_distance = np.zeros_like(distance)
+        if self._halved is not None:
+            say("reference float64 with products of halves")
+            self._halved.half_products = start == 0
+            halved = self._halved.prefill(tokens, logits=which)
+            product_distance = np.max(np.abs(halved - exact), axis=-1)
         self._judge_routing(start)
-        limits = np.array(
-            [
-                END_TO_END.limit(float(d), float(k))
-                for d, k in zip(distance, kv_distance, strict=True)
-            ]
+        one_column, limits = (
+            np.array([END_TO_END.limit(*(float(term) for term in terms)) for terms in rows])
+            for rows in (
+                zip(distance, kv_distance, strict=True),
+                zip(distance, kv_distance, product_distance, strict=True),
+            )
         )
-        return Expected(exact, limits, distance, kv_distance)
+        return Expected(exact, limits, one_column, distance, kv_distance, product_distance)
 
     def _judge_routing(self, start: int) -> None:
         """Hands over the router logits of this feed."""
         logits: list[dict[int, Array]] = []
-        for reference in (self._exact, self._single, self._unrounded):
+        for reference in (self._exact, self._single, self._unrounded, self._halved):
             kept = {} if reference is None else reference.router_logits
             logits.append({layer: np.concatenate(parts) for layer, parts in kept.items()})
             kept.clear()

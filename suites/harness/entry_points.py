@@ -26,7 +26,8 @@ _MEANT: Mapping[str, str] = {"on": "batched", "off": "per-token"}
 class Judged:
     """What the run has judged already: one prefill per mode, the last of which was decoded from.
 
-    `end_to_end` is the absolute limit of the prompt's last logits.
+    `end_to_end` is the absolute limit of the prompt's last logits. `mixed`: turns of both modes may
+    follow each other; not where one may route a token otherwise than the other.
     """
 
     tokens: tuple[int, ...]
@@ -35,6 +36,7 @@ class Judged:
     path: str
     end_to_end: float
     vocab_size: int
+    mixed: bool = True
 
 
 def entry_points(
@@ -141,7 +143,7 @@ class _Entries:
         tokens, want = judged.tokens, judged.results[mode]
         entry = f"second prefill without a reset, {mode}"
         cut = len(tokens) // 2
-        first = "batched" if "batched" in judged.results else mode
+        first = "batched" if "batched" in judged.results and judged.mixed else mode
         self._engine.reset()
         self._feed(first, tokens[:cut], f"first turn before a {mode} one")
         got = self._feed(mode, tokens[cut:], entry)

@@ -191,6 +191,7 @@ class FakeEngine:
         chunks: int,
     ) -> FakePrefill:
         self._mode = mode
+        self._reference.half_products = mode == "batched" and self._path == "matrix"
         wanted = Trace() if trace is None else trace
         row = np.empty(0, np.float32)
         with self._numerics(mode, trace is not None):
@@ -198,6 +199,7 @@ class FakeEngine:
                 if mode == "batched" and place and place % self._max_cols == 0:
                     self._fault.at_chunk(self._states)
                 row = self._reference.decode(token, trace=wanted)
+        self._reference.half_products = False
         if trace is not None:
             self._keep_last_row(trace)
         row = self._fault.logits(row.copy(), mode)

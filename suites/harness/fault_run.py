@@ -71,6 +71,9 @@ LOOKS: tuple[Look, ...] = (
         kv_type_v="f32",
         seed=17,
     ),
+    # Two blocks of 64 columns and one of 32 of the matrix unit; then of 32 and of 16.
+    Look("matrix", "full", length=92, n_decode=1, chunk=67, path="matrix", seed=21),
+    Look("matrix-narrow", "full", length=29, n_decode=1, chunk=17, path="matrix", seed=22),
     # The default MAX_COLS, a group of one column behind a full one, and every position of the
     # context: longer than four tiles of keys and than a block of 128 threads.
     Look("long", "full", length=CONTEXT - 5, n_decode=5, max_cols=40, chunk=41, seed=13),

@@ -5,6 +5,7 @@ one-column kernels of path kparallel, and routed experts run kernels of kparalle
 a run of `--path serial` that is judged throughout by serial's wider row would pass a wrong matvec.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 from backend_hip.dispatch import route_name
@@ -44,17 +45,24 @@ def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -
 
 
 def product_rows(model: Model, path: str, mode: str, kv_types: tuple[str, str]) -> tuple[Rows, ...]:
-    """The sets of rows that a prefill of this mode may multiply with, each of them whole.
+    """The sets of rows, as `family` names them, that a prefill of this mode may multiply with, each
+    of them whole.
 
     A token alone goes through fused kernels where the model has them, except under a trace.
     """
     keys = requirements(model.spec, model.weights, path, *kv_types)
-    found = [frozenset(route_name(key) for key in keys if key[0] in _PRODUCTS[mode])]
+    found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
     if mode == "per-token" and not why_not_fused(model.spec, model.weights):
         head = ("matvec", model.weights.lm_head.format.name, ONE_COLUMN)
         fused = [head, *fused_keys(model.spec, model.weights)]
         found.append(frozenset(route_name(key) for key in fused if key[0] in _PRODUCTS[mode]))
     return tuple(found)
+
+
+def family(route: str) -> str:
+    """A route without the block shape behind its format ("Q4_K/16" is "Q4_K"): which shapes of one
+    kernel run depends on how many columns a product has."""
+    return re.sub(r"/\d+ ", " ", route)
 
 
 def products_of(routes: Mapping[str, int]) -> dict[str, int]:
@@ -98,9 +106,10 @@ def kernels_check(name: str, result: Prefilled | Stepped, wanted: Sequence[Rows]
     """Exactly one of the `wanted` sets multiplied here: each of its rows ran, and no other."""
     ran = products_of(result.routes)
     launches = sum(ran.values())
+    families = {family(name) for name in ran}
     # The set that what ran resembles most; the first, which is not fused, where nothing did.
-    rows = max(wanted, key=lambda each: len(each & ran.keys()), default=frozenset())
-    missing, other = sorted(rows - ran.keys()), sorted(ran.keys() - rows)
+    rows = max(wanted, key=lambda each: len(each & families), default=frozenset())
+    missing, other = sorted(rows - families), sorted(families - rows)
     if rows and not missing and not other:
         detail = f"ran {', '.join(sorted(ran))}"
         return Check(name, State.OK, launches, detail=detail, unit="launches")

@@ -38,6 +38,9 @@ NORM_WAVES = NORM_BLOCK // WAVE
 # The kparallel dot product (one inline function for every number of columns): a lane takes
 # 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
 LANE_ELEMENTS = 8
+# The matrix unit: terms of one instruction's sums, and the waves that may share a row's K.
+FRAGMENT_K = 16
+MATRIX_WAVES = REGISTRY.find("matvec_batched", "F16/16", "matrix").block // WAVE
 # kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
 EXP_ROUNDINGS = 4.0
 TANH_ROUNDINGS = 6.0
@@ -79,6 +82,10 @@ def _striped(n: int) -> float:
     return LANE_ELEMENTS * steps + TREE_LEVELS + 1
 
 
+def _matrix(n: int) -> float:
+    return 2 * (FRAGMENT_K + 1) * math.ceil(n / FRAGMENT_K) + MATRIX_WAVES
+
+
 _ROWS = (
     Row(
         "embed",
@@ -109,6 +116,16 @@ _ROWS = (
         lambda n: n + 1,
         "sum |w||x|",
         "One thread walks all of K: every product joins one chain of K additions.",
+    ),
+    Row(
+        "linear",
+        "matrix",
+        _matrix,
+        "sum |w||x| of the halves",
+        "Products of halves are exact. A unit adds 16 of them and the running sum in an order and "
+        "with a rounding of its own: aligned to the largest and cut off, each of the 17 may lose "
+        "two unit roundoffs of the sum of absolute terms. Up to 8 waves' sums follow. The rounding "
+        "of both factors to halves is declared, and the value follows it.",
     ),
     Row(
         "rope",

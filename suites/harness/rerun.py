@@ -134,7 +134,9 @@ def run_reference(
     """The references on the case's tokens, routed as the engine was where that is no error."""
     choices = choices_of(plain, model.spec)
     for followed in (choices, {}) if choices else ({},):
-        references = References(model, case.kv_type_k, case.kv_type_v, dense=dense)
+        references = References(
+            model, case.kv_type_k, case.kv_type_v, path=case.rules.path, dense=dense
+        )
         references.choices.update(followed)
         trace = ReferenceTrace(plain)
         expected = references.feed(case.tokens, trace=trace, progress=say)

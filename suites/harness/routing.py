@@ -106,8 +106,10 @@ class RoutingJudge:
         exact: Mapping[int, Array],
         single: Mapping[int, Array],
         unrounded: Mapping[int, Array],
+        halved: Mapping[int, Array] | None = None,
     ) -> None:
-        """Logits (T, count) by layer, of positions start.. in all three precisions."""
+        """Logits (T, count) by layer, of positions start.. by each reference; empty or None
+        for one that does not run."""
         for layer, logits in exact.items():
             experts = self.spec.layers[layer].experts
             rows = choices.get(layer, np.empty((0, 0), np.int64))[start : start + len(logits)]
@@ -117,8 +119,11 @@ class RoutingJudge:
             kv_distance = 0.0
             if layer in unrounded:
                 kv_distance = float(np.max(np.abs(unrounded[layer] - logits)))
+            product_distance = 0.0
+            if halved and layer in halved:
+                product_distance = float(np.max(np.abs(halved[layer] - logits)))
             # Each of the two logits may be off by one limit.
-            known = 2 * END_TO_END.limit(float32_distance, kv_distance)
+            known = 2 * END_TO_END.limit(float32_distance, kv_distance, product_distance)
             own = route(logits, experts.used).experts
             self.compared += rows.size
             for token in range(len(rows)):

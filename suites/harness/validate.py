@@ -22,7 +22,7 @@ from reference.model.trace import Trace
 from suites.harness import pair as pairs
 from suites.harness import protocol, steps
 from suites.harness.compare import compare_logits
-from suites.harness.endtoend import DistanceTrace, Expected, References
+from suites.harness.endtoend import DistanceTrace, Expected, References, apart
 from suites.harness.entry_points import Judged, entry_points
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernel_checks, require_path
@@ -114,7 +114,9 @@ class _Run:
         self._options = options
         self._say = say
         self._replayed_choices: Choices = {}
-        self._references = References(model, options.kv_type_k, options.kv_type_v, dense=dense)
+        self._references = References(
+            model, options.kv_type_k, options.kv_type_v, path=options.path, dense=dense
+        )
         self._generations = Generations()
         self._replayed: Prefilled | None = None
         self._checks: list[Check] = []
@@ -143,8 +145,9 @@ class _Run:
             self._generations.add(f"decode step {index}", step.tail)
         local, replayed = self._replay(decoded)
         expected = self._reference_of_prompt(traced[0].recorded)
-        limit = float(expected.limits[-1])
-        logits = [self._logits(result, expected) for result in results.values()]
+        of_modes = self._references.of_modes(expected, {r.mode: r.recorded for r in traced})
+        logits = [self._logits(result, of_modes[mode]) for mode, result in results.items()]
+        limit = float(expected.limits[-1]) + apart([e.logits[-1] for e in of_modes.values()]) / 2
         broken = next((check.link for check in logits if check.state is not State.OK), "")
         eager = self._eager(traced, results, snapshots, self._broken() or broken)
         # A traced run that holds no NaN clears everything up to what tracing and replay differ in.
@@ -274,7 +277,7 @@ class _Run:
         return expected
 
     def _logits(self, result: Prefilled, expected: Expected) -> Check:
-        limit = float(expected.limits[-1])
+        limit = float(expected.limits_of(result.mode)[-1])
         got, want = np.asarray(result.logits)[-1], expected.logits[-1]
         found = compare_logits(got, want, limit)
         detail = (
@@ -358,10 +361,10 @@ class _Run:
         self, results: dict[str, Prefilled], decoded: steps.Decoded, limit: float
     ) -> None:
         vocabulary, path = self._model.spec.vocab_size, self._options.path
-        judged = Judged(self._tokens, results, decoded, path, limit, vocabulary)
-        check, notes = entry_points(
-            self._engine, judged, self._generations, self._broken(), self._say
-        )
+        mixed = not self._references.may_route_apart
+        judged = Judged(self._tokens, results, decoded, path, limit, vocabulary, mixed)
+        since = self._broken()
+        check, notes = entry_points(self._engine, judged, self._generations, since, self._say)
         self._checks.append(check)
         self._notes += notes
 
@@ -390,6 +393,7 @@ class _Run:
             return
         self._references.choices.update(self._replayed_choices)
         expected = self._references.feed(decoded.fed, all_rows=True, progress=self._say)
+        expected = replace(expected, limits=expected.limits_of(self._options.modes[-1]))
         check, notes = steps.continuation(decoded, expected)
         self._checks.append(check)
         self._plants += decode_plants(decoded, expected, check)

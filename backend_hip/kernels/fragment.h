@@ -1,0 +1,25 @@
+// The matrix unit's fragments: D (16 x 16, float) += A (16 x 16 halves) B (16 x 16 halves).
+//
+// A holds 16 weight rows of 16 k, B 16 activation columns of 16 k; both lie in block-shared memory with
+// k contiguous ("lines"), as they are read. A whole wave works on one fragment; which lane holds what
+// is the platform's secret, so results are reached through row(i) and column(i) only.
+//
+//   fragment::Rows a; Columns b; Sums d;      one lane's part of each
+//   load(a, lines, stride)   lines: line 0, k 0, in shared memory; stride: halves between lines. Lines
+//                            start at multiples of 16 bytes. stride / 8 odd: no bank conflicts.
+//   zero(d)   multiply_add(d, a, b)   every lane of the wave must reach load and multiply_add
+//   d.value(i), row(i), column(i) for i < SUMS   this lane's results and where they belong
+//   halves(low, high)        two floats rounded to nearest even as a pair of halves, low bits first
+//
+// Products of halves are exact in float. Their sum's order and rounding are the unit's own (CPU: fma in
+// ascending k), so results agree between platforms within a bound and not bit for bit.
+#pragma once
+#include "simt.h"
+
+#if defined(SIMT_CPU)
+#include "fragment_cpu.h"
+#elif defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include "fragment_cuda.h"
+#else
+#include "fragment_amd.h"
+#endif

@@ -1,0 +1,40 @@
+// fragment.h for gfx12's WMMA (RDNA4 ISA, 7.12): lane l holds line l % 16, k = 8 (l / 16) + i of A and B, and
+// of D column l % 16, rows 8 (l / 16) + i.
+#pragma once
+#include "simt.h"
+
+#if SIMT_WAVE != 32
+#error "fragment_amd.h: SIMT_WAVE must be 32, the layout of the w32 matrix instruction"
+#endif
+
+namespace fragment {
+
+typedef _Float16 Half8 __attribute__((ext_vector_type(8)));
+typedef float Float8 __attribute__((ext_vector_type(8)));
+
+struct Lines { Half8 v; };
+struct Rows : Lines {};
+struct Columns : Lines {};
+
+constexpr int SUMS = 8;
+struct Sums {
+  Float8 v;
+  SIMT_DEVICE float value(int i) const { return v[i]; }
+};
+
+SIMT_DEVICE int row(int i) { return (simt::lane() / 16) * 8 + i; }
+SIMT_DEVICE int column(int) { return simt::lane() % 16; }
+
+SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
+  to.v = *reinterpret_cast<const Half8*>(lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8);
+}
+SIMT_DEVICE void zero(Sums& d) { d.v = Float8(0.0f); }
+SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
+  d.v = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a.v, b.v, d.v);
+}
+
+SIMT_DEVICE uint32_t halves(float low, float high) {
+  return simt::float_to_half(low) | (static_cast<uint32_t>(simt::float_to_half(high)) << 16);
+}
+
+}  // namespace fragment
