@@ -57,6 +57,9 @@ struct Matrix {
 // `column()` makes what fills the column (see staged::fill); it is called once, after the first
 // weights were asked for, and may wait for the whole block. `groups` groups of
 // WAVES * ROWS_PER_WAVE rows.
+//
+// Steps of all rows follow one another through DEPTH slots. A slot is filled again as soon as it was
+// multiplied and never copied, because a copy would wait for the memory.
 template <class RowsOf, class Column>
 SIMT_DEVICE void products(float* stage, int groups, int columns, const RowsOf& rows_of,
                           const Column& column) {
@@ -64,7 +67,6 @@ SIMT_DEVICE void products(float* stage, int groups, int columns, const RowsOf& r
     const auto first_of = [](int group) { return (group * WAVES + simt::wave()) * ROWS_PER_WAVE; };
     const int steps = (columns + Rows::ELEMENTS - 1) / Rows::ELEMENTS;
 
-    // Where the next weights come from.
     int ahead_group = simt::block_x();
     int ahead_step = 0;
     Rows ahead = rows_of(first_of(ahead_group));
@@ -88,32 +90,35 @@ SIMT_DEVICE void products(float* stage, int groups, int columns, const RowsOf& r
         simt::sync();
     }
     constexpr int CHUNK = STAGE / Rows::ELEMENTS;  // steps that the stage holds
-    bool refill = false;
-    for (int group = simt::block_x(); group < groups; group += simt::grid_x()) {
-        const Rows rows = rows_of(first_of(group));
-        Sums sums;
-        dot::clear(sums);
-        int origin = 0;
-        for (int step = 0; step < steps; ++step) {
+    const staged::Columns x{stage, STAGE};
+    int group = simt::block_x();
+    int step = 0;
+    int origin = 0;
+    Rows rows = rows_of(first_of(group));
+    Sums sums;
+    dot::clear(sums);
+    while (group < groups) {
+        SIMT_UNROLL
+        for (int i = 0; i < DEPTH; ++i) {
+            if (group >= groups) break;
             if (!fits && step % CHUNK == 0) {
                 origin = step;
                 const int begin = step * Rows::ELEMENTS;
-                if (refill) simt::sync();  // all waves have read the chunk before
+                simt::sync();  // all waves have read the chunk before
                 staged::fill(stage, STAGE, begin, simt::min(columns, begin + STAGE), 1, four);
                 simt::sync();
-                refill = true;
             }
-            const typename Rows::Slot now = slots[0];
+            if (rows.holds(step, columns)) rows.add(slots[i], x, columns, step, origin, sums);
+            fetch(slots[i]);
+            if (++step < steps) continue;
             SIMT_UNROLL
-            for (int i = 1; i < DEPTH; ++i) slots[i - 1] = slots[i];
-            fetch(slots[DEPTH - 1]);
-            if (rows.holds(step, columns)) {
-                rows.add(now, staged::Columns{stage, STAGE}, columns, step, origin, sums);
-            }
+            for (int r = 0; r < ROWS_PER_WAVE; ++r) simt::wave_sum(sums[r], 1);
+            if (simt::lane() == 0) rows.store(sums);
+            dot::clear(sums);
+            step = 0;
+            group += simt::grid_x();
+            rows = rows_of(first_of(group));
         }
-        SIMT_UNROLL
-        for (int r = 0; r < ROWS_PER_WAVE; ++r) simt::wave_sum(sums[r], 1);
-        if (simt::lane() == 0) rows.store(sums);
     }
 }
 
