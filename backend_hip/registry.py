@@ -128,7 +128,7 @@ def _rows() -> Iterable[KernelRow]:
         product = form | {"path": "kparallel"}
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
-        one = product | {"shape": ("ROWS_PER_WAVE", "STAGE", "DEPTH")}
+        one = product | {"shape": ("ROWS_PER_WAVE", "STAGE")}
         yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield from _fused_projections(name, one)

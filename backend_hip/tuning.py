@@ -8,28 +8,28 @@ from collections.abc import Mapping
 # Rows of a weight matrix per wave, elements of one column (STAGE) or columns (STAGE_COLUMNS) that
 # are held in block-shared memory; 0 columns: activations are read from device memory. Blocks of the
 # kernels for one column stay and take one group of rows after the other, BLOCKS_PER_UNIT of them a
-# compute unit, and ask for weights DEPTH steps ahead.
+# compute unit.
 Shape = Mapping[str, int]
 
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "cuda": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "DEPTH": 2, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "DEPTH": 2, "BLOCKS_PER_UNIT": 4},
+        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
+        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
         "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
     },
     # Not measured on a card: one row a wave keeps the registers of 40 columns below what ten waves
     # per SIMD may use (`assay isa` prints them), and leaves shared memory out of the count.
     "gfx1201": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "DEPTH": 2, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "DEPTH": 2, "BLOCKS_PER_UNIT": 4},
+        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
+        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
     },
     # Small, because a host thread poisons shared memory for each block.
     "cpu": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 1024, "DEPTH": 2, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "DEPTH": 1, "BLOCKS_PER_UNIT": 4},
+        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
+        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
     },

@@ -5,13 +5,16 @@
 using F = formats::Weights;
 
 template <bool ADD>
-struct Rows : one_column::Matrix<F> {
+struct Rows {
+    dot::Stream<F, ROWS_PER_WAVE> stream;
     float* y;
     int first;
     int rows;
-    SIMT_DEVICE Rows(const uint8_t* weights, int first_row, int row_count, int columns, float* target)
-        : one_column::Matrix<F>(at(weights, first_row, row_count, columns)),
-          y(target), first(first_row), rows(row_count) {}
+    SIMT_DEVICE void start(int columns) { stream.start(columns); }
+    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+                         one_column::Sums& sums) {
+        stream.add(x, columns, begin, end, 1, sums);
+    }
     SIMT_DEVICE void store(const one_column::Sums& sums) const {
         SIMT_UNROLL
         for (int r = 0; r < ROWS_PER_WAVE; ++r) {
@@ -25,7 +28,10 @@ SIMT_DEVICE void product(const uint8_t* weights, const float* x, float* y, int r
     SIMT_SHARED(float, stage, STAGE);
     one_column::products(
         stage, one_column::groups_of(rows), columns,
-        [=](int first) { return Rows<ADD>(weights, first, rows, columns, y); },
+        [=](int first) {
+            return Rows<ADD>{one_column::stream_of<F>(weights, first, rows, columns), y, first,
+                             rows};
+        },
         [=] { return one_column::Plain<F>{x, columns}; });
 }
 

@@ -10,16 +10,15 @@
 static_assert(ROWS_PER_WAVE == 2, "one row of each matrix");
 using F = formats::Weights;
 
-struct Pair : one_column::Matrix<F> {
+struct Pair {
+    dot::Stream<F, 2> stream;
     float* y;
     int index;
     int rows;
-    // A wave past the end repeats the last row and stores nothing.
-    SIMT_DEVICE Pair(const uint8_t* gate, const uint8_t* up, int pair, int row_count, int columns,
-                     float* target)
-        : y(target), index(pair), rows(row_count) {
-        row[0] = formats::row_at(gate, simt::min(pair, row_count - 1), columns);
-        row[1] = formats::row_at(up, simt::min(pair, row_count - 1), columns);
+    SIMT_DEVICE void start(int columns) { stream.start(columns); }
+    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+                         one_column::Sums& sums) {
+        stream.add(x, columns, begin, end, 1, sums);
     }
     SIMT_DEVICE void store(const one_column::Sums& sums) const {
         if (index >= rows) return;
@@ -37,7 +36,17 @@ SIMT_KERNEL(norm_gate_up, const float* x, const float* norm_weight, const uint8_
     SIMT_SHARED(float, stage, STAGE);
     one_column::products(
         stage, one_column::groups_of(2 * rows), columns,
-        [=](int first) { return Pair(gate, up, first / 2, rows, columns, inner); },
+        [=](int first) {
+            // A wave past the end repeats the last row and stores nothing.
+            const int row = simt::min(first / 2, rows - 1);
+            Pair pair;
+            pair.stream.row[0] = formats::row_at(gate, row, columns);
+            pair.stream.row[1] = formats::row_at(up, row, columns);
+            pair.y = inner;
+            pair.index = first / 2;
+            pair.rows = rows;
+            return pair;
+        },
         [=] {
             const float squares = rms::squares_of(x, columns);
             const float scale = rms::inverse_rms(squares, columns, epsilon);

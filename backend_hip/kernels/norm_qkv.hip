@@ -11,32 +11,22 @@ using V = formats::Format<V_FORMAT>;
 constexpr bool MIXED = V_FORMAT != WEIGHT_FORMAT;
 
 struct Rows {
-    using Q = one_column::Matrix<F>;
-    using Other = one_column::Matrix<V>;
-    static constexpr int ELEMENTS = Q::ELEMENTS > Other::ELEMENTS ? Q::ELEMENTS : Other::ELEMENTS;
-    static_assert(Q::ELEMENTS == Other::ELEMENTS || !MIXED, "one step is as long in both formats");
-    struct Slot {
-        Q::Slot q;
-        Other::Slot v;
-    };
-
-    // Both are there, so that a wave's choice needs no memory; only one is read.
-    Q q;
-    Other v;
+    // Both are there, so that a wave's choice needs no memory; only one is started.
+    dot::Stream<F, ROWS_PER_WAVE> stream;
+    dot::Stream<V, ROWS_PER_WAVE> v_stream;
     float* y;
     int first;
     int rows;
     bool is_v;
 
-    SIMT_DEVICE bool holds(int step, int columns) const { return Q::holds(step, columns); }
-    SIMT_DEVICE void load(Slot& slot, int step) const {
-        if (MIXED && is_v) v.load(slot.v, step);
-        else q.load(slot.q, step);
+    SIMT_DEVICE void start(int columns) {
+        if (MIXED && is_v) v_stream.start(columns);
+        else stream.start(columns);
     }
-    SIMT_DEVICE void add(const Slot& slot, const staged::Columns& x, int columns, int step,
-                         int origin, one_column::Sums& sums) const {
-        if (MIXED && is_v) Other::add(slot.v, x, columns, step, origin, sums);
-        else Q::add(slot.q, x, columns, step, origin, sums);
+    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+                         one_column::Sums& sums) {
+        if (MIXED && is_v) v_stream.add(x, columns, begin, end, 1, sums);
+        else stream.add(x, columns, begin, end, 1, sums);
     }
     SIMT_DEVICE void store(const one_column::Sums& sums) const {
         SIMT_UNROLL
@@ -48,8 +38,8 @@ struct Rows {
 
 SIMT_DEVICE Rows rows_of(const uint8_t* weights, float* y, int first, int rows, int columns,
                          bool is_v) {
-    return Rows{Rows::Q::at(weights, first, rows, columns),
-                Rows::Other::at(weights, first, rows, columns), y, first, rows, is_v};
+    return Rows{one_column::stream_of<F>(weights, first, rows, columns),
+                one_column::stream_of<V>(weights, first, rows, columns), y, first, rows, is_v};
 }
 
 // x, norm_weight (columns); q (q_rows), k and v (kv_rows). q_rows and kv_rows are multiples of
