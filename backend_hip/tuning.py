@@ -16,7 +16,7 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
-        "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
+        "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 0},
     },
     # Not measured on a card: one row a wave keeps the registers of 40 columns below what ten waves
     # per SIMD may use (`assay isa` prints them), and leaves shared memory out of the count.
