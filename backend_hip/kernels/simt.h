@@ -15,7 +15,10 @@
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
 //   simt::byte_to_float(word, i)   byte i of a word, 0 to 255, exactly
+//   simt::load8(p)      bytes from an 8-byte boundary
+//   simt::signed_bytes_to_floats(word, values)   halves_to_floats(word, values)   all of a word, exactly
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)
+//   simt::butterfly<HIGH, LOW>(values, n)   the steps HIGH, HIGH / 2 .. LOW of wave_sum's butterfly
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and
 // wave_sum is one butterfly (offset SIMT_WAVE/2 .. 1, v = v + shuffle_xor(v, offset)). The bits of a NaN
@@ -64,6 +67,9 @@ typedef __UINT64_TYPE__ uint64_t;
 namespace simt {
 struct Quad {  // 16 bytes as loaded, little-endian words
   uint32_t word[4];
+};
+struct Pair {  // 8 bytes
+  uint32_t word[2];
 };
 }  // namespace simt
 
@@ -122,6 +128,16 @@ SIMT_DEVICE void wave_sum(float (&values)[N], int n) {
   SIMT_UNROLL
   for (int column = 0; column < N; ++column)  // a constant bound keeps `values` in registers
     if (column < n) values[column] = wave_sum(values[column]);
+}
+
+template <int HIGH, int LOW, int N>
+SIMT_DEVICE void butterfly(float (&values)[N], int n) {
+  SIMT_UNROLL
+  for (int offset = HIGH; offset >= LOW && offset > 0; offset /= 2) {
+    SIMT_UNROLL
+    for (int column = 0; column < N; ++column)
+      if (column < n) values[column] = values[column] + shuffle_xor(values[column], offset);
+  }
 }
 
 // NaN if any lane holds one; +0 is above -0, so that every lane gets the same bits.

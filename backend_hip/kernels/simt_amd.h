@@ -54,10 +54,19 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
 SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
   return static_cast<float>(word >> (8 * i) & 255u);
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  // Bytes become floats without a sign in one instruction each; 128 less is exact.
+  for (int i = 0; i < 4; ++i) values[i] = byte_to_float(word ^ 0x80808080u, i) - 128.0f;
+}
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  values[0] = half_to_float(static_cast<uint16_t>(word));
+  values[1] = half_to_float(static_cast<uint16_t>(word >> 16));
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

@@ -139,6 +139,7 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
 SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
@@ -197,6 +198,14 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
 }
 #endif
 
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  values[0] = half_to_float(static_cast<uint16_t>(word));
+  values[1] = half_to_float(static_cast<uint16_t>(word >> 16));
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
+}
+
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {
   return cpu::services->shuffle(v, static_cast<uint32_t>(source_lane) & (SIMT_WAVE - 1));
 }
@@ -205,6 +214,10 @@ SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return shuffle(v, threa
 template <int N>
 SIMT_DEVICE void wave_sum(float (&values)[N], int n) {
   cpu::services->wave_sum(values, n <= N ? n : -1);  // -1: the runtime reports it
+}
+template <int HIGH, int LOW, int N>
+SIMT_DEVICE void butterfly(float (&values)[N], int n) {
+  if (HIGH >= LOW && HIGH > 0) cpu::services->butterfly(values, n <= N ? n : -1, HIGH, LOW);
 }
 SIMT_DEVICE float wave_sum(float v) {
   cpu::services->wave_sum(&v, 1);

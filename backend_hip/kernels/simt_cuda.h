@@ -43,6 +43,10 @@ SIMT_DEVICE Quad load16(const void* p) {
   const uint4 v = *static_cast<const uint4*>(p);
   return {{v.x, v.y, v.z, v.w}};
 }
+SIMT_DEVICE Pair load8(const void* p) {
+  const uint2 v = *static_cast<const uint2*>(p);
+  return {{v.x, v.y}};
+}
 SIMT_DEVICE uint32_t load4(const void* p) { return *static_cast<const uint32_t*>(p); }
 // Words from the boundary before; the one behind the end is read only where its bytes are needed.
 SIMT_DEVICE uint32_t load4_at_even(const void* p) {
@@ -65,6 +69,19 @@ SIMT_DEVICE Quad load16_at_even(const void* p) {
 // The byte becomes the last bits of 2^23, whose unit in the last place is 1.
 SIMT_DEVICE float byte_to_float(uint32_t word, int i) {
   return from_bits(__byte_perm(word, 0x4b000000u, 0x7540u | static_cast<uint32_t>(i))) - 8388608.0f;
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  const uint32_t shifted = word ^ 0x80808080u;  // 128 more, without a sign
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t selector = 0x7540u | static_cast<uint32_t>(i);
+    values[i] = from_bits(__byte_perm(shifted, 0x4b000000u, selector)) - 8388736.0f;
+  }
+}
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+      : "=f"(values[0]), "=f"(values[1])
+      : "r"(word));
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
-from backend_hip.ops import Flow, Values
+from backend_hip.ops import Flow, Splits, Values
 from backend_hip.registry import REGISTRY, Key
 from backend_hip.state import FlowRow, StepInput
 from backend_hip.weights import DeviceTensor
@@ -44,15 +44,21 @@ class Lab:
         batched: bool = False,
         path: str = "kparallel",
         max_cols: int = 40,
+        rows: Sequence[FlowRow] | None = None,
+        splits: Splits | None = None,
     ) -> Flow:
-        """A flow over `tokens` from `position`, with the kernels of `keys`."""
+        """A flow over `tokens` from `position`, or over `rows`, with the kernels of `keys`."""
+        if rows is None:
+            rows = [FlowRow(token, position + i) for i, token in enumerate(tokens)]
         kernels = Kernels(self.device, REGISTRY, keys, parameters)
-        step = StepInput(self.device, len(tokens))
+        step = StepInput(self.device, len(rows))
         self._owned += [kernels, step]
-        step.write(stamp, [FlowRow(token, position + i) for i, token in enumerate(tokens)])
-        step.queue_copy(len(tokens))
+        step.write(stamp, rows)
+        step.queue_copy(len(rows))
         self.device.stream.synchronise()
-        return Flow(kernels, step.buffer, len(tokens), batched, path, max_cols)
+        return Flow(
+            kernels, step.buffer, len(rows), batched, path, max_cols, sequences=1, splits=splits
+        )
 
     def buffer(self, array: NDArray[Any]) -> Buffer:
         array = np.ascontiguousarray(array)
