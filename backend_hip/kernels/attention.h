@@ -26,6 +26,10 @@ using V = kv::Storage<V_TYPE>;
 
 constexpr int WAVES = SIMT_BLOCK / SIMT_WAVE;
 
+struct alignas(16) Four {
+    float a, b, c, d;
+};
+
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 constexpr int divided_up(int a, int b) { return (a + b - 1) / b; }
 constexpr int power_of_two_from(int least) {
@@ -37,7 +41,7 @@ constexpr int power_of_two_from(int least) {
 // A group with more heads than a block takes is served by HEAD_PASSES blocks, which read its keys again.
 constexpr int HEADS = divided_up(GROUP, HEAD_PASSES);
 constexpr int MIXED = HEADS * HEAD_SIZE;         // results of one row
-constexpr int PITCH = power_of_two_from(HEADS);  // floats per key in `weights`
+constexpr int PITCH = power_of_two_from(HEADS);  // floats per key in `weights`: one for each head
 
 // How a wave's lanes lie over rows of HEAD_SIZE elements: LANES of them over a key's row, KEYS rows side by
 // side. A lane has PIECES pieces of VECTOR neighbouring elements, LANES * VECTOR apart.
@@ -64,7 +68,7 @@ struct Map {
     SIMT_DEVICE static bool inside(int piece) {
         return HEAD_SIZE == LANES * DIMENSIONS || element(piece) < HEAD_SIZE;
     }
-    // The key of the split that this lane reads in a step; `first` that of its wave's lowest lane.
+    // The key of the split that this lane reads in a step; `first`: that of its wave's lowest lane.
     SIMT_DEVICE static int first(int step) { return (step * WAVES + simt::wave()) * KEYS; }
     SIMT_DEVICE static int key(int step) { return first(step) + simt::lane() / LANES; }
 };
@@ -107,24 +111,6 @@ struct Batch {
     kv::Words<M::WORDS> raw[COUNT][M::PIECES];
     uint16_t scale[COUNT][M::PIECES];
 
-    // From `step` on of the split at `base`. A key that is not visible may never have been written: the
-    // nearest visible one is loaded in its place.
-    SIMT_DEVICE void load(const Side<S>& side, int base, int step, Seen seen) {
-        SIMT_UNROLL
-        for (int i = 0; i < COUNT; ++i) {
-            const int64_t key = simt::max(seen.first, simt::min(base + M::key(step + i), seen.end - 1));
-            SIMT_UNROLL
-            for (int piece = 0; piece < M::PIECES; ++piece) {
-                if (!M::inside(piece)) continue;
-                const int at = M::element(piece);
-                raw[i][piece].load(side.rows + key * side.pitch + at);
-                if constexpr (S::SCALED) {
-                    scale[i][piece] = side.scales[key * (HEAD_SIZE / kv::BLOCK) + at / kv::BLOCK];
-                }
-            }
-        }
-    }
-
     SIMT_DEVICE void decode(int i, int piece, float (&x)[M::VECTOR]) const {
         SIMT_UNROLL
         for (int w = 0; w < M::WORDS; ++w) {
@@ -133,15 +119,104 @@ struct Batch {
     }
 };
 
+// One lane's way through the split at `base`. A key that is not visible may never have been written: the
+// nearest visible one is loaded in its place. Offsets in a split fit in 32 bits.
+template <class S, class M>
+struct Reader {
+    const uint8_t* rows;
+    const uint16_t* scales;
+    uint32_t pitch_nbytes;
+    int least, most;
+
+    SIMT_DEVICE Reader(const Side<S>& side, int base, Seen seen)
+        : rows(reinterpret_cast<const uint8_t*>(side.rows + base * side.pitch + M::element(0))),
+          scales(side.scales + static_cast<int64_t>(base) * (HEAD_SIZE / kv::BLOCK)),
+          pitch_nbytes(static_cast<uint32_t>(side.pitch * sizeof(typename S::Element))),
+          least(simt::max(seen.first - base, 0)),
+          most(simt::min(seen.end - base, SPLIT_KEYS) - 1) {}
+
+    SIMT_DEVICE bool visible(int key) const {
+        return static_cast<uint32_t>(key - least) <= static_cast<uint32_t>(most - least);
+    }
+    // Whether a step's keys meet the visible ones, for the whole wave alike.
+    SIMT_DEVICE bool meets(int step) const {
+        return M::first(step) <= most && M::first(step) + M::KEYS > least;
+    }
+    // What lies behind the last visible key is not loaded: a batch that starts there is not used.
+    template <int COUNT>
+    SIMT_DEVICE void load_if_reached(Batch<S, M, COUNT>& batch, int step) const {
+        if (step < M::STEPS && M::first(step) <= most) load(batch, step);
+    }
+
+    template <int COUNT>
+    SIMT_DEVICE void load(Batch<S, M, COUNT>& batch, int step) const {
+        SIMT_UNROLL
+        for (int i = 0; i < COUNT; ++i) {
+            const int nearest = simt::max(least, simt::min(M::key(step + i), most));
+            const uint64_t key = static_cast<uint32_t>(nearest);
+            const uint8_t* row = rows + key * pitch_nbytes;
+            SIMT_UNROLL
+            for (int piece = 0; piece < M::PIECES; ++piece) {
+                if (!M::inside(piece)) continue;
+                batch.raw[i][piece].load(row + piece * M::LANES * M::WORDS * 4);
+                if constexpr (S::SCALED) {
+                    const int block = M::element(piece) / kv::BLOCK;
+                    batch.scale[i][piece] = scales[key * (HEAD_SIZE / kv::BLOCK) + block];
+                }
+            }
+        }
+    }
+};
+
 constexpr int KEY_BATCH = smaller(KeyMap::STEPS, KeyMap::PIECES > 1 ? 2 : 4);
 constexpr int VALUE_BATCH = smaller(ValueMap::STEPS, 4);
 using KeyBatch = Batch<K, KeyMap, KEY_BATCH>;
 using ValueBatch = Batch<V, ValueMap, VALUE_BATCH>;
+using KeyReader = Reader<K, KeyMap>;
+using ValueReader = Reader<V, ValueMap>;
 
-// weights[key * PITCH + head] = scale * query(head) . key for the visible keys of the split at `base`.
-// `query`: (HEADS, HEAD_SIZE), shared. `batch` holds the keys from step 0 on.
-SIMT_DEVICE void score(const float* query, const Side<K>& keys, int base, Seen seen, float scale,
-                       KeyBatch batch, float* weights) {
+// What `score` does with the keys of one batch.
+SIMT_DEVICE void score_batch(const float (&q)[HEADS][KeyMap::PIECES][KeyMap::VECTOR], const KeyReader& keys,
+                             const KeyBatch& batch, int step, float scale, float* weights) {
+    using M = KeyMap;
+    SIMT_UNROLL
+    for (int i = 0; i < KEY_BATCH; ++i) {
+        // The same for a whole wave, whose lanes must all reach the sum.
+        if (!keys.meets(step + i)) continue;
+        float sums[PITCH];
+        SIMT_UNROLL
+        for (int head = 0; head < PITCH; ++head) sums[head] = 0.0f;
+        SIMT_UNROLL
+        for (int piece = 0; piece < M::PIECES; ++piece) {
+            if (!M::inside(piece)) continue;
+            float x[M::VECTOR];
+            batch.decode(i, piece, x);
+            SIMT_UNROLL
+            for (int head = 0; head < HEADS; ++head) {
+                float sum = K::SCALED ? 0.0f : sums[head];
+                SIMT_UNROLL
+                for (int j = 0; j < M::VECTOR; ++j) sum = simt::fma(q[head][piece][j], x[j], sum);
+                if constexpr (K::SCALED) {
+                    sum = simt::fma(simt::half_to_float(batch.scale[i][piece]), sum, sums[head]);
+                }
+                sums[head] = sum;
+            }
+        }
+        // Each lane keeps some heads; where there are more lanes than heads, several keep the same.
+        constexpr int KEPT = PITCH > M::LANES ? PITCH / M::LANES : 1;
+        constexpr int SAME = PITCH > M::LANES ? 1 : M::LANES / PITCH;
+        const int first = simt::spread_sum<M::LANES / 2>(sums);
+        SIMT_UNROLL
+        for (int k = 0; k < KEPT; ++k) {
+            if (M::part() % SAME == 0) weights[M::key(step + i) * PITCH + first + k] = sums[k] * scale;
+        }
+    }
+}
+
+// weights[key * PITCH + head] = scale * query(head) . key for the visible keys of the reader's split.
+// `query`: (HEADS, HEAD_SIZE), shared. `ahead` holds the keys from step 0 on.
+SIMT_DEVICE void score(const float* query, const KeyReader& keys, float scale, KeyBatch& ahead,
+                       float* weights) {
     using M = KeyMap;
     float q[HEADS][M::PIECES][M::VECTOR];
     SIMT_UNROLL
@@ -155,42 +230,14 @@ SIMT_DEVICE void score(const float* query, const Side<K>& keys, int base, Seen s
             }
         }
     }
-    for (int step = 0; step < M::STEPS; step += KEY_BATCH) {
-        const KeyBatch now = batch;
-        if (step + KEY_BATCH < M::STEPS && base + M::first(step + KEY_BATCH) < seen.end) {
-            batch.load(keys, base, step + KEY_BATCH, seen);
-        }
-        SIMT_UNROLL
-        for (int i = 0; i < KEY_BATCH; ++i) {
-            // The same for a whole wave, whose lanes must all reach the sum.
-            if (!seen.any(base + M::first(step + i), M::KEYS)) continue;
-            float sums[HEADS];
-            SIMT_UNROLL
-            for (int head = 0; head < HEADS; ++head) sums[head] = 0.0f;
-            SIMT_UNROLL
-            for (int piece = 0; piece < M::PIECES; ++piece) {
-                if (!M::inside(piece)) continue;
-                float x[M::VECTOR];
-                now.decode(i, piece, x);
-                SIMT_UNROLL
-                for (int head = 0; head < HEADS; ++head) {
-                    float sum = K::SCALED ? 0.0f : sums[head];
-                    SIMT_UNROLL
-                    for (int j = 0; j < M::VECTOR; ++j) sum = simt::fma(q[head][piece][j], x[j], sum);
-                    if constexpr (K::SCALED) {
-                        sum = simt::fma(simt::half_to_float(now.scale[i][piece]), sum, sums[head]);
-                    }
-                    sums[head] = sum;
-                }
-            }
-            simt::butterfly<M::LANES / 2, 1>(sums, HEADS);
-            SIMT_UNROLL
-            for (int head = 0; head < HEADS; ++head) {
-                if (M::part() == head % M::LANES) {
-                    weights[M::key(step + i) * PITCH + head] = sums[head] * scale;
-                }
-            }
-        }
+    // Two batches by turns: one on its way, one at work.
+    KeyBatch behind;
+    for (int step = 0; step < M::STEPS; step += 2 * KEY_BATCH) {
+        keys.load_if_reached(behind, step + KEY_BATCH);
+        score_batch(q, keys, ahead, step, scale, weights);
+        if (M::STEPS == KEY_BATCH) break;
+        keys.load_if_reached(ahead, step + 2 * KEY_BATCH);
+        score_batch(q, keys, behind, step + KEY_BATCH, scale, weights);
     }
 }
 
@@ -213,45 +260,53 @@ SIMT_DEVICE void soften(float* weights, int base, Seen seen, float& maximum, flo
     sum = simt::wave_sum(sum);
 }
 
-// mixed[head * HEAD_SIZE + d] = sum over the split's visible keys of weight * value, by the whole block: each
-// lane group takes every (KEYS * WAVES)-th key, then a butterfly inside the wave, then waves in ascending
-// order. `partial` is shared, (WAVES, MIXED); its reader must pass a barrier first.
-SIMT_DEVICE void mix(const float* weights, const Side<V>& values, int base, Seen seen, ValueBatch batch,
-                     float* partial) {
+constexpr int HELD = ValueMap::PIECES * ValueMap::VECTOR;  // elements of a head that a lane mixes
+
+// What `mix` does with the values of one batch.
+SIMT_DEVICE void mix_batch(const float* weights, const ValueReader& values, const ValueBatch& batch, int step,
+                           float (&sums)[HEADS * HELD]) {
     using M = ValueMap;
-    constexpr int HELD = M::PIECES * M::VECTOR;
-    float sums[HEADS * HELD];
     SIMT_UNROLL
-    for (int i = 0; i < HEADS * HELD; ++i) sums[i] = 0.0f;
-    for (int step = 0; step < M::STEPS; step += VALUE_BATCH) {
-        const ValueBatch now = batch;
-        if (step + VALUE_BATCH < M::STEPS && base + M::first(step + VALUE_BATCH) < seen.end) {
-            batch.load(values, base, step + VALUE_BATCH, seen);
-        }
+    for (int i = 0; i < VALUE_BATCH; ++i) {
+        const int key = M::key(step + i);
+        if (!values.visible(key)) continue;
+        float weight[HEADS];
         SIMT_UNROLL
-        for (int i = 0; i < VALUE_BATCH; ++i) {
-            const int key = M::key(step + i);
-            if (!seen(base + key)) continue;
-            float weight[HEADS];
+        for (int head = 0; head < HEADS; ++head) weight[head] = weights[key * PITCH + head];
+        SIMT_UNROLL
+        for (int piece = 0; piece < M::PIECES; ++piece) {
+            if (!M::inside(piece)) continue;
+            float x[M::VECTOR];
+            batch.decode(i, piece, x);
             SIMT_UNROLL
-            for (int head = 0; head < HEADS; ++head) weight[head] = weights[key * PITCH + head];
-            SIMT_UNROLL
-            for (int piece = 0; piece < M::PIECES; ++piece) {
-                if (!M::inside(piece)) continue;
-                float x[M::VECTOR];
-                now.decode(i, piece, x);
+            for (int head = 0; head < HEADS; ++head) {
+                float factor = weight[head];
+                if constexpr (V::SCALED) factor *= simt::half_to_float(batch.scale[i][piece]);
                 SIMT_UNROLL
-                for (int head = 0; head < HEADS; ++head) {
-                    float factor = weight[head];
-                    if constexpr (V::SCALED) factor *= simt::half_to_float(now.scale[i][piece]);
-                    SIMT_UNROLL
-                    for (int j = 0; j < M::VECTOR; ++j) {
-                        float& sum = sums[head * HELD + piece * M::VECTOR + j];
-                        sum = simt::fma(factor, x[j], sum);
-                    }
+                for (int j = 0; j < M::VECTOR; ++j) {
+                    float& sum = sums[head * HELD + piece * M::VECTOR + j];
+                    sum = simt::fma(factor, x[j], sum);
                 }
             }
         }
+    }
+}
+
+// mixed[head * HEAD_SIZE + d] = sum over the split's visible keys of weight * value, by the whole block: each
+// lane group takes every (KEYS * WAVES)-th key, then a butterfly inside the wave, then waves in ascending
+// order. `partial` is shared, (WAVES, MIXED); its reader must pass a barrier first.
+SIMT_DEVICE void mix(const float* weights, const ValueReader& values, ValueBatch& ahead, float* partial) {
+    using M = ValueMap;
+    float sums[HEADS * HELD];
+    SIMT_UNROLL
+    for (int i = 0; i < HEADS * HELD; ++i) sums[i] = 0.0f;
+    ValueBatch behind;
+    for (int step = 0; step < M::STEPS; step += 2 * VALUE_BATCH) {
+        values.load_if_reached(behind, step + VALUE_BATCH);
+        mix_batch(weights, values, ahead, step, sums);
+        if (M::STEPS == VALUE_BATCH) break;
+        values.load_if_reached(ahead, step + 2 * VALUE_BATCH);
+        mix_batch(weights, values, behind, step + VALUE_BATCH, sums);
     }
     simt::butterfly<SIMT_WAVE / 2, M::LANES>(sums, HEADS * HELD);
     if (simt::lane() >= M::LANES) return;
@@ -259,12 +314,17 @@ SIMT_DEVICE void mix(const float* weights, const Side<V>& values, int base, Seen
     for (int head = 0; head < HEADS; ++head) {
         SIMT_UNROLL
         for (int piece = 0; piece < M::PIECES; ++piece) {
-            SIMT_UNROLL
-            for (int j = 0; j < M::VECTOR; ++j) {
-                if (M::inside(piece)) {
-                    partial[simt::wave() * MIXED + head * HEAD_SIZE + M::element(piece) + j] =
-                        sums[head * HELD + piece * M::VECTOR + j];
+            if (!M::inside(piece)) continue;
+            float* target = partial + simt::wave() * MIXED + head * HEAD_SIZE + M::element(piece);
+            const float* source = sums + head * HELD + piece * M::VECTOR;
+            if constexpr (M::VECTOR % 4 == 0) {
+                SIMT_UNROLL
+                for (int j = 0; j < M::VECTOR; j += 4) {
+                    *reinterpret_cast<Four*>(target + j) = {source[j], source[j + 1], source[j + 2], source[j + 3]};
                 }
+            } else {
+                SIMT_UNROLL
+                for (int j = 0; j < M::VECTOR; ++j) target[j] = source[j];
             }
         }
     }

@@ -43,10 +43,10 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
         for (int row = 0; row < rows; ++row) {
             const Seen seen = seen_by(step, first_row + row, window);
             if (!seen.any(base, SPLIT_KEYS)) continue;
+            const KeyReader reader(key_side, base, seen);
             KeyBatch batch;
-            batch.load(key_side, base, 0, seen);
-            score(query + row * MIXED, key_side, base, seen, scale, batch,
-                  weights + row * SPLIT_KEYS * PITCH);
+            reader.load(batch, 0);
+            score(query + row * MIXED, reader, scale, batch, weights + row * SPLIT_KEYS * PITCH);
         }
         simt::sync();
         for (int pair = simt::wave(); pair < rows * HEADS; pair += WAVES) {
@@ -61,9 +61,10 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
         for (int row = 0; row < rows; ++row) {
             const Seen seen = seen_by(step, first_row + row, window);
             if (!seen.any(base, SPLIT_KEYS)) continue;
+            const ValueReader reader(value_side, base, seen);
             ValueBatch batch;
-            batch.load(value_side, base, 0, seen);
-            mix(weights + row * SPLIT_KEYS * PITCH, value_side, base, seen, batch, partial);
+            reader.load(batch, 0);
+            mix(weights + row * SPLIT_KEYS * PITCH, reader, batch, partial);
             simt::sync();
             for (int i = simt::thread(); i < MIXED; i += SIMT_BLOCK) {
                 const Merge& merge = merges[row * HEADS + i / HEAD_SIZE];
@@ -103,13 +104,15 @@ SIMT_KERNEL(attention_split, const float* q, const attention::K::Element* keys,
     const Side<K> key_side(keys, start, kv_head(), kv_heads, cache_rows);
     const Side<V> value_side(values, start, kv_head(), kv_heads, cache_rows);
 
+    const KeyReader key_reader(key_side, base, seen);
     KeyBatch first_keys;
-    first_keys.load(key_side, base, 0, seen);
+    key_reader.load(first_keys, 0);
     stage_queries(q, row, heads, query);
     simt::sync();
-    score(query, key_side, base, seen, scale, first_keys, weights);
+    score(query, key_reader, scale, first_keys, weights);
     ValueBatch first_values;  // on their way while the weights are made
-    first_values.load(value_side, base, 0, seen);
+    const ValueReader value_reader(value_side, base, seen);
+    value_reader.load(first_values, 0);
     simt::sync();
     for (int head = simt::wave(); head < HEADS; head += WAVES) {
         float maximum, sum;
@@ -120,7 +123,7 @@ SIMT_KERNEL(attention_split, const float* q, const attention::K::Element* keys,
         }
     }
     simt::sync();
-    mix(weights, value_side, base, seen, first_values, partial);
+    mix(weights, value_reader, first_values, partial);
     simt::sync();
 
     for (int i = simt::thread(); i < head_count() * HEAD_SIZE; i += SIMT_BLOCK) {

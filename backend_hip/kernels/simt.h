@@ -19,6 +19,9 @@
 //   simt::signed_bytes_to_floats(word, values)   halves_to_floats(word, values)   all of a word, exactly
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)
 //   simt::butterfly<HIGH, LOW>(values, n)   the steps HIGH, HIGH / 2 .. LOW of wave_sum's butterfly
+//   simt::spread_sum<HIGH>(values)   the steps HIGH .. 1 of as many columns as a power of two; a lane gets
+//                       only columns first .. first + count - 1, count = max(N / (2 HIGH), 1), in values[0 ..],
+//                       and the call returns first. Half as many exchanges, the same bits.
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and
 // wave_sum is one butterfly (offset SIMT_WAVE/2 .. 1, v = v + shuffle_xor(v, offset)). The bits of a NaN
@@ -138,6 +141,29 @@ SIMT_DEVICE void butterfly(float (&values)[N], int n) {
     for (int column = 0; column < N; ++column)
       if (column < n) values[column] = values[column] + shuffle_xor(values[column], offset);
   }
+}
+
+template <int HIGH, int N>
+SIMT_DEVICE int spread_sum(float (&values)[N]) {
+  int first = 0;
+  int count = N;
+  SIMT_UNROLL
+  for (int offset = HIGH; offset > 0; offset /= 2) {
+    if (count == 1) {
+      values[0] = values[0] + shuffle_xor(values[0], offset);
+      continue;
+    }
+    count /= 2;
+    const bool upper = (thread() & offset) != 0;
+    if (upper) first += count;
+    SIMT_UNROLL
+    for (int column = 0; column < N / 2; ++column) {
+      if (column >= count) continue;
+      const float low = values[column], high = values[column + count];
+      values[column] = (upper ? high : low) + shuffle_xor(upper ? low : high, offset);
+    }
+  }
+  return first;
 }
 
 // NaN if any lane holds one; +0 is above -0, so that every lane gets the same bits.

@@ -219,6 +219,17 @@ template <int HIGH, int LOW, int N>
 SIMT_DEVICE void butterfly(float (&values)[N], int n) {
   if (HIGH >= LOW && HIGH > 0) cpu::services->butterfly(values, n <= N ? n : -1, HIGH, LOW);
 }
+template <int HIGH, int N>
+SIMT_DEVICE int spread_sum(float (&values)[N]) {
+  butterfly<HIGH, 1>(values, N);
+  int first = 0, count = N;
+  for (int offset = HIGH; offset > 0 && count > 1; offset /= 2) {
+    count /= 2;
+    if ((thread() & offset) != 0) first += count;
+  }
+  for (int column = 0; column < count; ++column) values[column] = values[first + column];
+  return first;
+}
 SIMT_DEVICE float wave_sum(float v) {
   cpu::services->wave_sum(&v, 1);
   return v;
