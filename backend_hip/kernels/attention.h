@@ -8,9 +8,9 @@
 //
 // A block serves the heads of one KV head's group, which share each key and value that is read.
 #pragma once
-#include "flow.h"
 #include "kv_type.h"
 #include "numeric.h"
+#include "seen.h"
 
 #if !defined(HEAD_SIZE) || !defined(GROUP) || !defined(K_TYPE) || !defined(V_TYPE)
 #error "attention.h: define HEAD_SIZE, GROUP (query heads per KV head), K_TYPE and V_TYPE"
@@ -77,18 +77,6 @@ struct Map {
 // no exchange between lanes.
 using KeyMap = Map<K, (HEADS <= 4 ? 16 : 8)>;
 using ValueMap = Map<V, (HEAD_SIZE > 256 ? 16 : 8)>;
-
-// Keys [first, end) are visible to a row; `end` - 1 is its own position.
-struct Seen {
-    int first, end;
-    SIMT_DEVICE bool operator()(int key) const { return key >= first && key < end; }
-    SIMT_DEVICE bool any(int from, int count) const { return from < end && from + count > first; }
-};
-
-SIMT_DEVICE Seen seen_by(const int32_t* step, int row, int window) {
-    const int position = flow::position(step, row);
-    return {window > 0 && position >= window ? position - window + 1 : 0, position + 1};
-}
 
 // One KV head's rows of a sequence, from position 0 on.
 template <class S>
@@ -168,7 +156,7 @@ struct Reader {
     }
 };
 
-constexpr int KEY_BATCH = smaller(KeyMap::STEPS, KeyMap::PIECES > 1 ? 2 : 4);
+constexpr int KEY_BATCH = smaller(KeyMap::STEPS, KeyMap::PIECES < 4 ? 4 / KeyMap::PIECES : 1);
 constexpr int VALUE_BATCH = smaller(ValueMap::STEPS, 4);
 using KeyBatch = Batch<K, KeyMap, KEY_BATCH>;
 using ValueBatch = Batch<V, ValueMap, VALUE_BATCH>;

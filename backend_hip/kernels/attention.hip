@@ -7,6 +7,8 @@
 namespace attention {
 
 constexpr int ROWS = ROWS_PER_BLOCK;
+// Blocks of attention_split that a multiprocessor holds: loads of one hide behind the sums of another.
+constexpr int RESIDENT = K_TYPE == 0 || V_TYPE == 0 ? 3 : 4;
 
 // A NaN in place of a result that would lack keys: the grid is too small for the position.
 SIMT_DEVICE float missing() { return simt::from_bits(0x7fc00000u); }
@@ -37,11 +39,11 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
     for (int i = simt::thread(); i < rows * HEADS; i += SIMT_BLOCK) merges[i].clear();
     simt::sync();
 
-    const Seen lowest = seen_by(step, first_row, window);
-    const Seen highest = seen_by(step, first_row + rows - 1, window);
-    for (int base = lowest.first / SPLIT_KEYS * SPLIT_KEYS; base < highest.end; base += SPLIT_KEYS) {
+    const auto seen_of = [&](int row) { return seen_by(step, first_row + row, window); };
+    const int end = seen_of(rows - 1).end;
+    for (int base = seen_of(0).first / SPLIT_KEYS * SPLIT_KEYS; base < end; base += SPLIT_KEYS) {
         for (int row = 0; row < rows; ++row) {
-            const Seen seen = seen_by(step, first_row + row, window);
+            const Seen seen = seen_of(row);
             if (!seen.any(base, SPLIT_KEYS)) continue;
             const KeyReader reader(key_side, base, seen);
             KeyBatch batch;
@@ -51,7 +53,7 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
         simt::sync();
         for (int pair = simt::wave(); pair < rows * HEADS; pair += WAVES) {
             const int row = pair / HEADS;
-            const Seen seen = seen_by(step, first_row + row, window);
+            const Seen seen = seen_of(row);
             if (!seen.any(base, SPLIT_KEYS)) continue;
             float maximum, sum;
             soften(weights + row * SPLIT_KEYS * PITCH + pair % HEADS, base, seen, maximum, sum);
@@ -59,7 +61,7 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
         }
         simt::sync();
         for (int row = 0; row < rows; ++row) {
-            const Seen seen = seen_by(step, first_row + row, window);
+            const Seen seen = seen_of(row);
             if (!seen.any(base, SPLIT_KEYS)) continue;
             const ValueReader reader(value_side, base, seen);
             ValueBatch batch;
@@ -84,9 +86,10 @@ SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
 
 // As above for rows of any sequences. partials: see attention_merge.h; with one split the result is final
 // and goes to `out`. Grid: (kv_heads * HEAD_PASSES, rows * splits), a row's splits side by side.
-SIMT_KERNEL(attention_split, const float* q, const attention::K::Element* keys,
-            const attention::V::Element* values, float* out, float* partials, const int32_t* step,
-            int32_t splits, int32_t kv_heads, int32_t cache_rows, int32_t window, float scale) {
+SIMT_KERNEL_RESIDENT(attention::RESIDENT, attention_split, const float* q, const attention::K::Element* keys,
+                     const attention::V::Element* values, float* out, float* partials,
+                     const int32_t* step, int32_t splits, int32_t kv_heads, int32_t cache_rows,
+                     int32_t window, float scale) {
     using namespace attention;
     SIMT_SHARED(float, query, MIXED);
     SIMT_SHARED(float, weights, SPLIT_KEYS * PITCH);

@@ -1,6 +1,6 @@
 // Merges what attention_split left behind for each split into the result of a row and head.
 #include "attention_merge.h"
-#include "flow.h"
+#include "seen.h"
 
 #if !defined(HEAD_SIZE) || !defined(SPLIT_KEYS)
 #error "attention_merge.hip: define HEAD_SIZE and SPLIT_KEYS"
@@ -20,9 +20,9 @@ SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* s
     const int thread = simt::thread();
     const int heads = simt::grid_x();
     const int row = simt::block_y();
-    const int position = flow::position(step, row);
-    const int first_key = window > 0 && position >= window ? position - window + 1 : 0;
-    const int end = simt::min(position / SPLIT_KEYS + 1, splits);
+    const Seen seen = seen_by(step, row, window);
+    const int needed = (seen.end - 1) / SPLIT_KEYS + 1;
+    const int end = simt::min(needed, splits);
     const float* source = partials + partial_at(row, heads, simt::block_x(), splits, 0, HEAD_SIZE);
     constexpr int PITCH = HEAD_SIZE + PARTIAL_EXTRA;
 
@@ -31,7 +31,7 @@ SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* s
     for (int slot = 0; slot < SLOTS; ++slot) values[slot] = 0.0f;
     Merge merge;
     merge.clear();
-    for (int begin = first_key / SPLIT_KEYS; begin < end; begin += SIMT_BLOCK) {
+    for (int begin = seen.first / SPLIT_KEYS; begin < end; begin += SIMT_BLOCK) {
         const int count = simt::min(SIMT_BLOCK, end - begin);
         const float* batch = source + static_cast<int64_t>(begin) * PITCH;
         if (thread < count) {
@@ -75,7 +75,7 @@ SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* s
         simt::sync();  // all have read the factors before the next splits overwrite them
     }
     // A NaN where the grid had too few splits for the position: the result would lack keys.
-    if (position / SPLIT_KEYS >= splits) merge.total = simt::from_bits(0x7fc00000u);
+    if (needed > splits) merge.total = simt::from_bits(0x7fc00000u);
     SIMT_UNROLL
     for (int slot = 0; slot < SLOTS; ++slot) {
         const int d = slot * SIMT_BLOCK + thread;

@@ -9,6 +9,8 @@
 //   SIMT_WAVE   lanes per wave, 32 (default) or 64
 //
 //   SIMT_KERNEL(name, type argument, ...) { body }   arguments: pointers and 4- or 8-byte scalars
+//   SIMT_KERNEL_RESIDENT(blocks, name, ...)          as many blocks must fit into a multiprocessor's registers
+//                                                    at once: what a compiler that can be told is told
 //   SIMT_SHARED(Type, name, count)                   block-shared array; at most 64 KiB in all
 //   simt::thread() lane() wave() block_x() block_y() block_z() grid_x() grid_y()   grid_* count blocks
 //   simt::sync()        every thread of the block must reach it

@@ -9,6 +9,8 @@
 #define SIMT_DEVICE __device__ __forceinline__
 #define SIMT_KERNEL(name, ...) \
   extern "C" __global__ void __launch_bounds__(SIMT_BLOCK) name(__VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...) \
+  extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, blocks) name(__VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) static __shared__ __align__(16) Type name[count]
 
 namespace simt {

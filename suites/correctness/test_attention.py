@@ -111,8 +111,8 @@ class Bench:
     def write(self) -> None:
         case = self.case
         flow = self.lab.flow(case.keys, {}, rows=self._rows(range(case.length)))
-        new = (self.lab.values(side.reshape(case.length, case.width)) for side in (self.k, self.v))
-        ops.kv_write(flow, *new, *self.cache, case.layer, case.types)
+        k, v = (self.lab.values(side.reshape(case.length, case.width)) for side in (self.k, self.v))
+        ops.kv_write(flow, k, v, *self.cache, case.layer, case.types)
 
     def _rows(self, positions: Sequence[int]) -> list[FlowRow]:
         return [FlowRow(0, position, self.start) for position in positions]
