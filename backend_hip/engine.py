@@ -20,11 +20,12 @@ from backend_hip.attention_shape import split_bucket
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
 from backend_hip.dispatch import Kernels, route_name
+from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
 from backend_hip.forward import Forward
 from backend_hip.graphs import DecodeGraphs, GraphKey, GraphUse
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Splits
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Registry, requirements
+from backend_hip.registry import REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
@@ -33,12 +34,10 @@ from backend_hip.state import FlowRow, StepInput
 from backend_hip.switch import BatchedPrefill
 from backend_hip.weights import DeviceWeights
 from reference.model import Model, check_tokens
-from reference.model.errors import DeviceError, InputError, Unsupported
+from reference.model.errors import DeviceError, InputError
 from reference.model.trace import Trace
 
 DEFAULT_MAX_COLS = 40
-MAX_SEQUENCES = MAX_COLS_LIMIT
-DEFAULT_CONTEXT = 4096  # positions, where the model allows more; bounds the cache's memory
 
 Judge = Callable[[PrefillPair], Any]
 POISON_BITS = np.uint32(0xFFFFFFFF)
@@ -71,25 +70,9 @@ class Engine:
         progress: Progress | None = None,
     ) -> None:
         spec = model.spec
-        if not 1 <= max_cols <= MAX_COLS_LIMIT:
-            raise InputError(f"engine: max-cols is {max_cols}, expected 1 to {MAX_COLS_LIMIT}")
         chunk = max_cols if chunk is None else chunk
-        if chunk < 1:
-            raise InputError(f"engine: chunk is {chunk} tokens, expected at least 1")
-        if not 1 <= sequences <= MAX_SEQUENCES:
-            raise InputError(
-                f"engine: sequences is {sequences}, expected 1 to {MAX_SEQUENCES} because a decode "
-                "step's rows are the columns of its products"
-            )
+        check_options(spec, max_cols, chunk, sequences, context_length, (kv_type_k, kv_type_v))
         context = min(spec.context_length, context_length or DEFAULT_CONTEXT)
-        if context_length is not None and not 1 <= context_length <= spec.context_length:
-            raise InputError(
-                f"engine: context length is {context_length}, expected 1 to {spec.context_length} "
-                "because the model was made for that many positions"
-            )
-        for name, kind in (("kv-type-k", kv_type_k), ("kv-type-v", kv_type_v)):
-            if kind not in KV_TYPES:
-                raise Unsupported(f"engine: {name} is {kind}; supported: {', '.join(KV_TYPES)}")
         if batched_prefill == "validate" and judge is None:
             raise InputError("engine: batched prefill is validate, expected a judge beside it")
 
