@@ -97,7 +97,7 @@ class Engine:
             model, device, self.weights, self._cache, self._scratch, self._tail, kv_types, sequences
         )
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
-        self._graphs = DecodeGraphs(self.kernels)
+        self._graphs = DecodeGraphs()
         self._positions = 1  # that the rows of the current step see at most
 
     # --- what callers use ---------------------------------------------------------------------
@@ -353,7 +353,7 @@ class Engine:
             self._step.queue_copy(rows)
             self._pass.run(flow, rows if with_tail else 0, None)
 
-        self._graphs.replay(GraphKey(rows, with_tail, flow.splits.count), queue)
+        self._graphs.replay(self.kernels, GraphKey(rows, with_tail, flow.splits.count), queue)
 
     @property
     def graph_use(self) -> GraphUse:

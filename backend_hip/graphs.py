@@ -35,18 +35,17 @@ class GraphUse:
 
 
 class DecodeGraphs:
-    """Owns the graphs of an engine's kernels."""
+    """Owns an engine's graphs."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+    def __init__(self) -> None:
         self._graphs: dict[GraphKey, CountedGraph] = {}
         self.use = GraphUse()
 
-    def replay(self, key: GraphKey, queue: Callable[[], object]) -> None:
+    def replay(self, kernels: Kernels, key: GraphKey, queue: Callable[[], object]) -> None:
         """Queues the graph of `key`, captured from what `queue` queues where there is none yet."""
         if key not in self._graphs:
             begin = time.perf_counter()
-            with self._kernels.capture() as captured:
+            with kernels.capture() as captured:
                 queue()
             self._graphs[key] = captured[0]
             elapsed_us = (time.perf_counter() - begin) * 1e6
@@ -54,7 +53,7 @@ class DecodeGraphs:
             self.use = replace(
                 used, captures=used.captures + 1, capture_us=used.capture_us + elapsed_us
             )
-        self._kernels.replay(self._graphs[key])
+        kernels.replay(self._graphs[key])
         self.use = replace(self.use, replays=self.use.replays + 1)
 
     def free(self) -> None:

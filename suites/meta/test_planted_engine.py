@@ -179,7 +179,7 @@ def _kv(engine: Engine, model: Model) -> list[bytes]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (("i < count; i +=", "i < count - 1; i +="), "the last logit"),
+        (("min(begin + share, count)", "min(begin + share, count - 1)"), "the last logit"),
         (("b.index < a.index", "b.index > a.index"), "a tie of first and last"),
         (("simt::lane() < WAVES", "simt::lane() < WAVES - 1"), "wave 7"),
         (("best.value == best.value ? best.index : NAN_TOKEN", "best.index"), "NaN at 0"),
