@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from backend_hip import attention_shape
 from backend_hip.compile import KernelSource, build, flatten
 from backend_hip.device import Device, Graph, Kernel, Module, Progress
 from backend_hip.registry import KernelRow, Key, Registry
@@ -57,7 +58,7 @@ class Kernels:
         self._kernels: dict[Key, Kernel] = {}
         rows = [registry.find(*key) for key in keys]
         sources = {
-            key: source_of(row, parameters, _size(key), device.architecture)
+            key: _source(key, row, parameters, device.architecture)
             for key, row in zip(keys, rows, strict=True)
         }
         code = build(device, list(sources.values()), progress=progress)
@@ -68,7 +69,7 @@ class Kernels:
             if source not in loaded:
                 loaded[source] = Module(code[source], source.name)
                 self._modules.append(loaded[source])
-            block = row.block or _size(key)
+            block = row.block or _sizes(key)[0]
             self._kernels[key] = Kernel(loaded[source], row.entry, row.signature, block)
 
     @property
@@ -141,18 +142,20 @@ def route_name(key: Key) -> str:
 
 
 def source_of(
-    row: KernelRow, parameters: Mapping[str, int], size: int, architecture: str
+    row: KernelRow, parameters: Mapping[str, int], size: int, architecture: str, group: int = 1
 ) -> KernelSource:
     """What to compile for a row.
 
-    `parameters` supplies the defines that depend on the engine, `size` the row's sized define,
-    `architecture` chooses the shape.
+    `parameters` supplies the defines that depend on the engine, `size` the row's sized define and
+    `group` the query heads per KV head of a grouped one, `architecture` chooses the shape.
     """
     sizes = (("SIMT_BLOCK", row.block or size), ("SIMT_WAVE", WAVE))
     chosen = tuple((name, parameters[name]) for name in row.parameters)
     chosen += tuple((name, shape_of(architecture, row.op)[name]) for name in row.shape)
     if row.sized:
         chosen += ((row.sized, size),)
+    if row.grouped:
+        chosen += attention_shape.defines(size, group)
     return KernelSource(row.file, (*sizes, *row.defines, *chosen))
 
 
@@ -160,6 +163,15 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _size(key: Key) -> int:
-    """The size in a key's variant, as 128 in "f16,f16@128"; 0 where there is none."""
-    return int(key[1].partition("@")[2] or 0)
+def _source(
+    key: Key, row: KernelRow, parameters: Mapping[str, int], architecture: str
+) -> KernelSource:
+    size, group = _sizes(key)
+    return source_of(row, parameters, size, architecture, group)
+
+
+def _sizes(key: Key) -> tuple[int, int]:
+    """Size and group in a key's variant, as 128 and 4 in "f16,f16@128x4"; 0 and 1 where there are
+    none."""
+    size, _, group = key[1].partition("@")[2].partition("x")
+    return int(size or 0), int(group or 1)

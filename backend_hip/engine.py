@@ -16,28 +16,30 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_hip.attention_shape import split_bucket
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
-from backend_hip.dispatch import CountedGraph, Kernels, route_name
+from backend_hip.dispatch import Kernels, route_name
+from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
 from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward, fused_keys, why_not_fused
+from backend_hip.graphs import DecodeGraphs, GraphKey, GraphUse
+from backend_hip.kv_cache import DeviceCache
 from backend_hip.matrix import default_chunk, half_columns
-from backend_hip.ops import Flow
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, REGISTRY, Key, Registry, requirements
+from backend_hip.ops import Flow, Splits
+from backend_hip.registry import REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
 from backend_hip.sequences import Sequences
-from backend_hip.state import DeviceCache, FlowRow, StepInput
+from backend_hip.state import FlowRow, StepInput
 from backend_hip.switch import BatchedPrefill
 from backend_hip.weights import DeviceWeights
 from reference.model import Model, check_tokens
-from reference.model.errors import DeviceError, InputError, Unsupported
+from reference.model.errors import DeviceError, InputError
 from reference.model.trace import Trace
 
 DEFAULT_MAX_COLS = 40
-MAX_SEQUENCES = MAX_COLS_LIMIT
-DEFAULT_CONTEXT = 4096  # positions, where the model allows more; bounds the cache's memory
 
 Judge = Callable[[PrefillPair], Any]
 POISON_BITS = np.uint32(0xFFFFFFFF)
@@ -72,25 +74,9 @@ class Engine:
         progress: Progress | None = None,
     ) -> None:
         spec = model.spec
-        if not 1 <= max_cols <= MAX_COLS_LIMIT:
-            raise InputError(f"engine: max-cols is {max_cols}, expected 1 to {MAX_COLS_LIMIT}")
         chunk = default_chunk(path, max_cols) if chunk is None else chunk
-        if chunk < 1:
-            raise InputError(f"engine: chunk is {chunk} tokens, expected at least 1")
-        if not 1 <= sequences <= MAX_SEQUENCES:
-            raise InputError(
-                f"engine: sequences is {sequences}, expected 1 to {MAX_SEQUENCES} because a decode "
-                "step's rows are the columns of its products"
-            )
+        check_options(spec, max_cols, chunk, sequences, context_length, (kv_type_k, kv_type_v))
         context = min(spec.context_length, context_length or DEFAULT_CONTEXT)
-        if context_length is not None and not 1 <= context_length <= spec.context_length:
-            raise InputError(
-                f"engine: context length is {context_length}, expected 1 to {spec.context_length} "
-                "because the model was made for that many positions"
-            )
-        for name, kind in (("kv-type-k", kv_type_k), ("kv-type-v", kv_type_v)):
-            if kind not in KV_TYPES:
-                raise Unsupported(f"engine: {name} is {kind}; supported: {', '.join(KV_TYPES)}")
         if batched_prefill == "validate" and judge is None:
             raise InputError("engine: batched prefill is validate, expected a judge beside it")
 
@@ -100,7 +86,6 @@ class Engine:
         self.validation: Any = None  # the judge's word on the last prefill under "validate"
         self._judge = judge
         self._stamp = 0
-        self._graphs: dict[tuple[int, bool], CountedGraph] = {}
 
         kv_types = f"{kv_type_k},{kv_type_v}"
         keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v, sequences)
@@ -111,7 +96,7 @@ class Engine:
         self.weights = DeviceWeights(model.weights, device, progress=progress)
         self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context, sequences)
         rows = max(self.chunk, sequences)
-        self._scratch = Scratch(spec, device, rows, sequences)
+        self._scratch = Scratch(spec, device, rows, sequences, context)
         self._halves = half_columns(path, model.weights, device, rows)
         self._step = StepInput(device, rows)
         self._tail = SamplerTail(device, sequences)
@@ -123,6 +108,8 @@ class Engine:
             *(self._pass.tables, kv_types),
         )
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
+        self._graphs = DecodeGraphs()
+        self._positions = 1  # that the rows of the current step see at most
 
     # --- what callers use ---------------------------------------------------------------------
 
@@ -183,10 +170,10 @@ class Engine:
             want = logits == "all" or index == len(ids) - 1
             self._write_step(self._sequences.following((token,), sequence))
             if trace is None:
-                self.kernels.replay(self._graph(1, with_tail=want))
+                self._replay(1, with_tail=want)
             else:
                 self._step.queue_copy(1)
-                self._pass.run(self._flow(1, batched=False), int(want), trace)
+                self._pass.run(self._decode_flow(1), int(want), trace)
             self._sequences.advance(sequence, 1)
             if want:
                 rows.append(self._scratch.logits.download(1))
@@ -279,7 +266,7 @@ class Engine:
         self._write_step([FlowRow(0, 0)])
         self._step.queue_copy(1)
         held.buffer.upload(np.ascontiguousarray(logits))
-        self._tail.queue(self._flow(1, batched=False), held.row(0), vocabulary)
+        self._tail.queue(self._decode_flow(1), held.row(0), vocabulary)
         self.device.stream.synchronise()
         return self._tail.record(held.buffer, 0, vocabulary, self._stamp)
 
@@ -298,9 +285,7 @@ class Engine:
     def close(self) -> None:
         """Frees all device memory. The engine can't be used afterwards."""
         self.device.stream.synchronise()
-        for graph in self._graphs.values():
-            graph.free()
-        self._graphs.clear()
+        self._graphs.free()
         for owner in (self._pass, self._tail, self._step, self._scratch, self._cache, self._halves):
             if owner is not None:
                 owner.free()
@@ -330,9 +315,17 @@ class Engine:
         self._scratch.poison_logits()
         return ids
 
-    def _flow(self, tokens: int, *, batched: bool, sequences: int = 1) -> Flow:
-        step, shared = self._step.buffer, (self.path, self.max_cols)
-        return Flow(self.kernels, step, tokens, batched, *shared, sequences, self._halves)
+    def _flow(
+        self, tokens: int, *, batched: bool, sequences: int = 1, splits: Splits | None = None
+    ) -> Flow:
+        shared = (self.path, self.max_cols, sequences, splits, self._halves)
+        return Flow(self.kernels, self._step.buffer, tokens, batched, *shared)
+
+    def _decode_flow(self, rows: int) -> Flow:
+        """A flow of one token each of `rows` sequences, for the positions of the current step."""
+        count = split_bucket(self._positions, self.context_length)
+        splits = Splits(count, self._scratch.partials)
+        return self._flow(rows, batched=rows > 1, sequences=rows, splits=splits)
 
     def _write_step(self, rows: Sequence[FlowRow]) -> None:
         """Prepares the host side of a flow, after everything queued before has left it alone."""
@@ -340,6 +333,7 @@ class Engine:
         self._stamp += 1
         self._tail.arm()
         self._step.write(self._stamp, rows)
+        self._positions = 1 + max(row.position for row in rows)
 
     def _advance(self, tokens: Sequence[int], sequences: Sequence[int] | None) -> Sequence[int]:
         """One token each through the decode graph; waits until the results have been staged."""
@@ -355,25 +349,31 @@ class Engine:
             rows += self._sequences.following([int(token)], sequence)
         self._scratch.poison_logits()
         self._write_step(rows)
-        self.kernels.replay(self._graph(len(rows), with_tail=True))
+        self._replay(len(rows), with_tail=True)
         for sequence in chosen:
             self._sequences.advance(sequence, 1)
         self.device.stream.synchronise()
         return chosen
 
-    def _graph(self, rows: int, *, with_tail: bool) -> CountedGraph:
-        """The captured flow of one token each of `rows` sequences, with or without LM head and
-        sampler tail."""
-        if (rows, with_tail) not in self._graphs:
-            flow = self._flow(rows, batched=rows > 1, sequences=rows)
-            with self.kernels.capture() as captured:
-                self._step.queue_copy(rows)
-                if rows == 1 and self.fusion == "on":
-                    self._fused.run(flow, with_tail=with_tail)
-                else:
-                    self._pass.run(flow, rows if with_tail else 0, None)
-            self._graphs[rows, with_tail] = captured[0]
-        return self._graphs[rows, with_tail]
+    def _replay(self, rows: int, *, with_tail: bool) -> None:
+        """Queues the flow of one token each of `rows` sequences as a graph, with or without LM head
+        and sampler tail."""
+        flow = self._decode_flow(rows)
+        assert flow.splits is not None
+
+        def queue() -> None:
+            self._step.queue_copy(rows)
+            if rows == 1 and self.fusion == "on":
+                self._fused.run(flow, with_tail=with_tail)
+            else:
+                self._pass.run(flow, rows if with_tail else 0, None)
+
+        self._graphs.replay(self.kernels, GraphKey(rows, with_tail, flow.splits.count), queue)
+
+    @property
+    def graph_use(self) -> GraphUse:
+        """How often decode steps found their graph, and what capturing the others took."""
+        return self._graphs.use
 
     def _launches_since(self, before: Mapping[Key, int]) -> dict[str, int]:
         """Launches per registry row after `before` was copied from the counters."""

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from backend_hip import delta_net, experts, ops
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Buffer, Device
+from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Values
 from backend_hip.sampler import SamplerTail
 from backend_hip.scratch import Scratch
-from backend_hip.state import DeviceCache, RopeTables
+from backend_hip.state import RopeTables
 from backend_hip.weights import DeviceTensor, DeviceWeights
 from reference.model import Model
 from reference.model.architectures import ARCHITECTURES
@@ -218,7 +219,7 @@ class Forward:
             if spec.value_norm:
                 record(f"Vcur_normed-{i}", v, *kv_heads)
             keys, values = self._cache.keys[i], self._cache.values[i]
-            ops.kv_write(flow, k, v, keys, values, self._kv_types)
+            ops.kv_write(flow, k, v, keys, values, layer, self._kv_types)
         keys, values = self._cache.keys[layer.kv_layer], self._cache.values[layer.kv_layer]
         scale = spec.attention_scale
         ops.attention(flow, q, keys, values, mixed, layer, scale, self._kv_types)

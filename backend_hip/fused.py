@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from backend_hip import ops
+from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import REGISTRY, Key, Registry
 from backend_hip.sampler import SamplerTail
 from backend_hip.scratch import Scratch
-from backend_hip.state import DeviceCache, RopeTables
+from backend_hip.state import RopeTables
 from backend_hip.weights import DeviceTensor, DeviceWeights
 from reference.model.architectures import ARCHITECTURES
 from reference.model.errors import Unsupported
@@ -117,7 +118,7 @@ class FusedForward:
             self._norm_qkv(flow, w, q, k, v)
             self._norm_rope(flow, layer, w, q, k)
             keys, values = self._cache.keys[i], self._cache.values[i]
-            ops.kv_write(flow, k, v, keys, values, self._kv_types)
+            ops.kv_write(flow, k, v, keys, values, layer, self._kv_types)
             scale = spec.attention_scale
             ops.attention(flow, q, keys, values, mixed, layer, scale, self._kv_types)
             self._linear_add(flow, mixed, w["attn_output"])

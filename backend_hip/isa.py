@@ -28,6 +28,7 @@ from reference.model.errors import DeviceError
 SIZES: Mapping[str, tuple[int, ...]] = {
     "MAX_COLS": (40,),
     "HEAD_SIZE": (64, 128, 256),
+    "GROUP": (4,),
     "EXPERTS": (128, 256),
     "STATE_SIZE": (128,),
 }
@@ -134,7 +135,7 @@ def variants_of(
 
     At another wave size than the registry's a block keeps its threads, but holds one wave at least.
     """
-    names = [*row.parameters, *filter(None, [row.sized])]
+    names = [*row.parameters, *filter(None, [row.sized]), *(["GROUP"] if row.grouped else [])]
     unknown = [name for name in names if name not in sizes]
     if unknown:
         raise ValueError(
@@ -144,7 +145,8 @@ def variants_of(
     found = []
     for values in itertools.product(*(sizes[name] for name in names)):
         chosen = dict(zip(names, values, strict=True))
-        source = source_of(row, chosen, chosen[row.sized] if row.sized else 0, ARCHITECTURE)
+        size, group = chosen[row.sized] if row.sized else 0, chosen.get("GROUP", 1)
+        source = source_of(row, chosen, size, ARCHITECTURE, group)
         for wave in (wave for wave in waves if wave in row.waves):
             defines = dict(source.defines)
             defines |= {"SIMT_WAVE": wave, "SIMT_BLOCK": max(wave, defines["SIMT_BLOCK"])}

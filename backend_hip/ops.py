@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_hip import matrix
+from backend_hip import attention_shape, matrix
 from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
 from backend_hip.matrix import HalfColumns
-from backend_hip.registry import few_columns
+from backend_hip.registry import KV_TYPES, few_columns, head_sizes
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
 
@@ -61,12 +61,22 @@ class Values:
 
 
 @dataclass(frozen=True)
+class Splits:
+    """Decode's attention: a block for each of `count` splits of a row's keys, whose results lie in
+    `partials` until they are merged."""
+
+    count: int
+    partials: Buffer
+
+
+@dataclass(frozen=True)
 class Flow:
     """What the ops of one command flow share.
 
     `step` is the device array of kernels/flow.h; `tokens` the number of rows, which belong to
     `sequences` sequences in equal parts; `batched` chooses the batched products of `path`,
-    otherwise the one-column kernel runs. `halves` is what path matrix needs.
+    otherwise the one-column kernel runs. `splits` None: the rows are consecutive ones of one
+    sequence, whose attention needs no partial results. `halves` is what path matrix needs.
     """
 
     kernels: Kernels
@@ -76,6 +86,7 @@ class Flow:
     path: str
     max_cols: int
     sequences: int = 1
+    splits: Splits | None = None
     halves: HalfColumns | None = None
 
 
@@ -214,12 +225,26 @@ def rope(
     )
 
 
-def kv_write(flow: Flow, k: Values, v: Values, keys: Buffer, values: Buffer, kv_types: str) -> None:
+def kv_write(
+    flow: Flow,
+    k: Values,
+    v: Values,
+    keys: Buffer,
+    values: Buffer,
+    layer: LayerSpec,
+    kv_types: str,
+) -> None:
     """Stores the tokens' keys and values at the flow's positions."""
-    _require("kv_write", "v", v.width, k.width)
+    width = layer.head_count_kv * layer.head_size
+    _require("kv_write", "k", k.width, width)
+    _require("kv_write", "v", v.width, width)
     key = ("kv_write", kv_types, "any")
-    grid = (_blocks(k.width, flow.kernels.block(key)), flow.tokens)
-    flow.kernels.launch(key, grid, k.pointer, v.pointer, keys, values, flow.step, k.width)
+    flow.kernels.launch(
+        key,
+        (_blocks(width, flow.kernels.block(key)), flow.tokens),
+        *(k.pointer, v.pointer, keys, values, flow.step),
+        *(width, layer.head_size, _cache_rows(keys, width, kv_types)),
+    )
 
 
 def attention(
@@ -235,12 +260,38 @@ def attention(
     """out = softmax(q K^T scale) V over the cache, causal, windowed where the layer slides."""
     _require("attention", "q", q.width, layer.head_count * layer.head_size)
     _require("attention", "out", out.width, q.width)
+    heads, window = layer.head_count_kv, layer.window or 0
+    size, group = layer.head_size, layer.head_count // heads
+    blocks = heads * attention_shape.passes(size, group)
+    cache_rows = _cache_rows(keys, heads * size, kv_types)
+    sizes = head_sizes(layer)
+    if flow.splits is None:
+        rows = attention_shape.rows_per_block(size, group)
+        flow.kernels.launch(
+            ("attention", f"{kv_types}@{sizes}", "any"),
+            (blocks, _blocks(flow.tokens, rows)),
+            *(q.pointer, keys, values, out.pointer, flow.step),
+            *(flow.tokens, heads, cache_rows, window, scale),
+        )
+        return
+    splits, partials = flow.splits.count, flow.splits.partials
     flow.kernels.launch(
-        ("attention", f"{kv_types}@{layer.head_size}", "any"),
-        (layer.head_count, flow.tokens),
-        *(q.pointer, keys, values, out.pointer, flow.step),
-        *(layer.head_count_kv, layer.window or 0, scale),
+        ("attention_split", f"{kv_types}@{sizes}", "any"),
+        (blocks, flow.tokens * splits),
+        *(q.pointer, keys, values, out.pointer, partials, flow.step),
+        *(splits, heads, cache_rows, window, scale),
     )
+    if splits > 1:
+        flow.kernels.launch(
+            ("attention_merge", f"@{sizes}", "any"),
+            (layer.head_count, flow.tokens),
+            *(partials, out.pointer, flow.step, splits, window),
+        )
+
+
+def _cache_rows(keys: Buffer, width: int, kv_types: str) -> int:
+    """Positions that a cache tensor of `width` elements each has room for, of all sequences."""
+    return keys.nbytes // KV_TYPES[kv_types.partition(",")[0]].row_nbytes(width)
 
 
 def gated(flow: Flow, gate: Values, up: Values, inner: Values, activation: Activation) -> None:
@@ -265,10 +316,20 @@ def gated_layer(
     )
 
 
-def argmax(flow: Flow, logits: DevicePointer, result: Buffer, count: int) -> None:
-    """result = {index of the largest logit, the step's stamp} of each sequence."""
-    grid = (1, flow.sequences)
-    flow.kernels.launch(("argmax", "", "any"), grid, logits, flow.step, result, count)
+ARGMAX_BLOCKS = 128
+"""Blocks of the first pass of argmax at most; each leaves one of `found` for each row."""
+FOUND_NBYTES = 8
+_ARGMAX_SHARE = 1024  # logits that are worth a block
+
+
+def argmax(flow: Flow, logits: DevicePointer, found: Buffer, result: Buffer, count: int) -> None:
+    """result = {index of the largest logit, the step's stamp} of each sequence.
+
+    `found`: room for ARGMAX_BLOCKS * FOUND_NBYTES bytes for each.
+    """
+    blocks, rows = min(_blocks(count, _ARGMAX_SHARE), ARGMAX_BLOCKS), flow.sequences
+    flow.kernels.launch(("argmax_blocks", "", "any"), (blocks, rows), logits, found, count)
+    flow.kernels.launch(("argmax", "", "any"), (1, rows), found, flow.step, result, blocks)
 
 
 def _blocks(count: int, per_block: int) -> int:

@@ -15,15 +15,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from backend_hip.attention_shape import LARGEST_HEAD
 from backend_hip.wave import WAVE
 from reference.model.errors import InputError, Unsupported
 from reference.model.quant import FORMATS
-from reference.model.spec import ModelSpec
+from reference.model.spec import LayerSpec, ModelSpec
 from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
 MATRIX_TILES = (16, 32, 64, 128)  # columns of a block, entries of matvec_batched_matrix.hip
-KV_TYPES: Mapping[str, int] = {"f32": 0, "f16": 1}  # codes of kernels/kv_type.h
+
+
+@dataclass(frozen=True)
+class KVType:
+    """A storage type of the KV cache, as kernels/kv_type.h knows it under `code`.
+
+    Elements of `dtype`; with `block_elements` above 1 each block of that many along the head has a
+    scale of `scale_nbytes` beside them.
+    """
+
+    code: int
+    dtype: np.dtype[Any]
+    block_elements: int = 1
+    scale_nbytes: int = 0
+
+    def row_nbytes(self, width: int) -> int:
+        """Of one position's `width` elements, scales included."""
+        return width * self.dtype.itemsize + width // self.block_elements * self.scale_nbytes
+
+
+# The one place to add a type: here, with its Storage in kernels/kv_type.h.
+KV_TYPES: Mapping[str, KVType] = {
+    "f32": KVType(0, np.dtype(np.float32)),
+    "f16": KVType(1, np.dtype(np.float16)),
+    "q8_0": KVType(2, np.dtype(np.int8), block_elements=32, scale_nbytes=2),
+}
 MAX_COLS_LIMIT = 64
 LARGEST_BLOCK = 256  # threads, simt.h
 
@@ -36,8 +64,9 @@ class KernelRow:
 
     `signature`: see launch_arguments.py. `block`: threads per block, 0 for one per element of the
     sized define. `parameters` names defines that the engine supplies; `sized` names the one whose
-    value stands in the key, as in "f16,f16@128", because layers differ in it. `shape` names
-    defines that the architecture chooses (tuning.py).
+    value stands in the key, as in "f16,f16@128", because layers differ in it. `grouped` rows have
+    the query heads per KV head there too, as in "f16,f16@128x4", and are cut as attention_shape.py
+    says. `shape` names defines that the architecture chooses (tuning.py).
     `claims` names instructions that its speed rests on, which the build for gfx1201 must contain:
     "wmma", "wide_loads" (16 bytes a lane), "dot4". The path `matrix` claims "wmma" by itself.
     `waves`: the wave sizes that the kernel is written for.
@@ -53,6 +82,7 @@ class KernelRow:
     defines: tuple[tuple[str, int], ...] = ()
     parameters: tuple[str, ...] = ()
     sized: str = ""
+    grouped: bool = False
     shape: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
     waves: tuple[int, ...] = (32, 64)
@@ -160,15 +190,21 @@ def _rows() -> Iterable[KernelRow]:
         defines = (("ROPE_NEOX", code),)
         yield _row("rope", "rope.hip", "PPPPii", WAVE, variant=pairing, defines=defines)
         for suffix, normed in (("", 0), (",normed", 1)):
-            heads = {"variant": pairing + suffix, "defines": (*defines, ("NORMED", normed))}
-            yield _row("norm_rope", "norm_rope.hip", "PPPPPPPiiif", 128, **heads)
-    for (type_k, code_k), (type_v, code_v) in itertools.product(KV_TYPES.items(), repeat=2):
+            both = {"variant": pairing + suffix, "defines": (*defines, ("NORMED", normed))}
+            yield _row("norm_rope", "norm_rope.hip", "PPPPPPPiiif", 128, **both)
+    for (type_k, kind_k), (type_v, kind_v) in itertools.product(KV_TYPES.items(), repeat=2):
         types = {
             "variant": f"{type_k},{type_v}",
-            "defines": (("K_TYPE", code_k), ("V_TYPE", code_v)),
+            "defines": (("K_TYPE", kind_k.code), ("V_TYPE", kind_v.code)),
         }
-        yield _row("kv_write", "kv_write.hip", "PPPPPi", 64, **types)
-        yield _row("attention", "attention.hip", "PPPPPiif", WAVE, **types, sized="HEAD_SIZE")
+        yield _row("kv_write", "kv_write.hip", "PPPPPiii", 64, **types)
+        heads = types | {"sized": "HEAD_SIZE", "grouped": True}
+        rows = heads | {"entry": "attention_rows"}
+        yield _row("attention", "attention.hip", "PPPPPiiiif", 4 * WAVE, **rows)
+        yield _row("attention_split", "attention.hip", "PPPPPPiiiif", 4 * WAVE, **heads)
+    yield _row(
+        "attention_merge", "attention_merge.hip", "PPPii", 4 * WAVE, sized="HEAD_SIZE", grouped=True
+    )
     for activation, code in ACTIVATIONS.items():
         kind = {"variant": activation, "defines": (("ACTIVATION", code),)}
         yield _row("gated", "elementwise.hip", "PPPi", 128, **kind)
@@ -185,6 +221,7 @@ def _rows() -> Iterable[KernelRow]:
     yield _row("delta_gates", "delta_inputs.hip", "PPPPPii", 64)
     yield _row("delta_rule", "delta_net.hip", "PPPPPPPPiii", 0, sized="STATE_SIZE")
 
+    yield _row("argmax_blocks", "argmax.hip", "PPi", 256)
     yield _row("argmax", "argmax.hip", "PPPi", 256)
 
 
@@ -244,6 +281,33 @@ def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[K
     return [("matvec_batched", form, path), *few]
 
 
+def head_sizes(layer: LayerSpec) -> str:
+    """Head size and group of a layer, as they stand in the keys of attention's kernels."""
+    return f"{layer.head_size}x{layer.head_count // layer.head_count_kv}"
+
+
+def _attention(layer: LayerSpec, kv_type_k: str, kv_type_v: str) -> list[Key]:
+    """What an attention layer needs. Raises Unsupported for a head that no kernel can hold."""
+    size, kv = layer.head_size, f"{kv_type_k},{kv_type_v}"
+    if size % 2 or size > LARGEST_HEAD:
+        raise Unsupported(
+            f"registry: layer {layer.index} has heads of {size}; supported: even sizes up to "
+            f"{LARGEST_HEAD}, because a wave's lanes lie over one head with 16 elements each"
+        )
+    for argument, name in (("kv-type-k", kv_type_k), ("kv-type-v", kv_type_v)):
+        elements = KV_TYPES[name].block_elements
+        if size % elements:
+            raise Unsupported(
+                f"registry: {argument} is {name}, but layer {layer.index} has heads of {size}; "
+                f"supported: heads of a multiple of {elements}, or another KV type"
+            )
+    return [
+        ("kv_write", kv, "any"),
+        *((op, f"{kv}@{head_sizes(layer)}", "any") for op in ("attention", "attention_split")),
+        ("attention_merge", f"@{head_sizes(layer)}", "any"),
+    ]
+
+
 def requirements(
     spec: ModelSpec,
     weights: Weights,
@@ -258,16 +322,14 @@ def requirements(
     """
     if path not in PATHS:
         raise InputError(f"engine: path is {path}, expected one of {', '.join(PATHS)}")
-    kv = f"{kv_type_k},{kv_type_v}"
     batches = range(2, sequences + 1)
     few_kernels = sorted({few_columns(path, batch) for batch in batches} - {0})
     keys: list[Key] = [("embed", weights.top["token_embd"].format.name, "any")]
-    ops = ["rms_norm", "add_rms_norm", "add", "argmax"]
+    ops = ["rms_norm", "add_rms_norm", "add", "argmax_blocks", "argmax"]
     for layer in spec.layers:
         if layer.delta_net is None:
             keys.append(("rope", layer.rope.pairing, "any"))
-            keys.append(("kv_write", kv, "any"))
-            keys.append(("attention", f"{kv}@{layer.head_size}", "any"))
+            keys += _attention(layer, kv_type_k, kv_type_v)
         else:
             size = layer.delta_net.state_size
             if size % WAVE or not WAVE <= size <= LARGEST_BLOCK:

@@ -23,6 +23,8 @@ class SamplerTail:
         self._device = device
         self._result = Buffer(device, rows * _RESULT_NBYTES, "argmax result")
         self._result.poison()
+        found_nbytes = rows * ops.ARGMAX_BLOCKS * ops.FOUND_NBYTES
+        self._found = Buffer(device, found_nbytes, "argmax by block")
         self._staging = PinnedArray((rows, 2), np.int32, "argmax staging")
 
     def arm(self) -> None:
@@ -32,7 +34,7 @@ class SamplerTail:
     def queue(self, flow: ops.Flow, logits: DevicePointer, count: int) -> None:
         """Queues argmax over `count` logits of each sequence and the copy of all to staging."""
         nbytes = flow.sequences * _RESULT_NBYTES
-        ops.argmax(flow, logits, self._result, count)
+        ops.argmax(flow, logits, self._found, self._result, count)
         self._device.stream.copy(
             self._staging.address, self._result.address, nbytes, to_device=False
         )
@@ -58,5 +60,6 @@ class SamplerTail:
         )
 
     def free(self) -> None:
+        self._found.free()
         self._result.free()
         self._staging.free()

@@ -1,5 +1,6 @@
 """Activation rows for one chunk: every value of the forward pass has a buffer with its name."""
 
+from backend_hip.attention_shape import PARTIAL_EXTRA, splits_for
 from backend_hip.device import Buffer, Device
 from backend_hip.experts import ExpertScratch, Routing
 from backend_hip.ops import Values
@@ -9,7 +10,9 @@ from reference.model.spec import ModelSpec
 class Scratch:
     """Buffers as wide as the widest layer; `width(...)` gives the view that a layer needs."""
 
-    def __init__(self, spec: ModelSpec, device: Device, rows: int, sequences: int = 1) -> None:
+    def __init__(
+        self, spec: ModelSpec, device: Device, rows: int, sequences: int, context: int
+    ) -> None:
         self._device = device
         self._rows = rows
         self._buffers: list[Buffer] = []
@@ -35,6 +38,13 @@ class Scratch:
         self.up = self._values("up", inner)
         self.logits = self._values("logits", spec.vocab_size, sequences)
         self._all_logits: Values | None = None
+        splits = splits_for(context)
+        partial = max(
+            layer.head_count * (layer.head_size + PARTIAL_EXTRA)
+            for layer in layers
+            if layer.delta_net is None
+        )
+        self.partials = self._buffer("attention partials", sequences * splits * partial)
         if spec.gated_attention:
             self.both = self._values("queries and gates", 2 * queries)
             self.attention_gate = self._values("attention gates", queries)

@@ -6,7 +6,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from backend_hip.delta_net import RecurrentState
-from backend_hip.state import DeviceCache, FlowRow
+from backend_hip.kv_cache import DeviceCache
+from backend_hip.state import FlowRow
 from reference.model.errors import InputError
 from reference.model.spec import ModelSpec
 
@@ -59,7 +60,7 @@ class Sequences:
         self.positions[sequence] = position
 
     def kv(self, layer: int, sequence: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values held for one layer, each (position, KVH, D) in storage type."""
+        """Keys and values held for one layer, each (position, KVH, D): DeviceCache.contents."""
         self.require(sequence)
         return self.cache.contents(layer, self.positions[sequence], sequence)
 
@@ -80,6 +81,8 @@ class Sequences:
 
     def contents(self, sequence: int) -> list[bytes]:
         """All that a sequence has left behind, as bytes: KV of each layer, recurrent states."""
-        kv = [array.tobytes() for layer in self._kv_layers for array in self.kv(layer, sequence)]
+        count = self.positions[sequence]
+        held = (self.cache.raw(layer, count, sequence) for layer in self._kv_layers)
+        kv = [side for pair in held for side in pair]
         states = self.recurrent(sequence).values()
         return [*kv, *(array.tobytes() for pair in states for array in pair)]

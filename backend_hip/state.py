@@ -1,8 +1,7 @@
-"""Device memory that a running engine owns: KV cache, RoPE tables, step input."""
+"""Device memory that a running engine owns beside its cache: RoPE tables and the step input."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,74 +9,9 @@ from numpy.typing import NDArray
 from backend_hip.device import Buffer, Device, PinnedArray
 from reference.model.spec import LayerSpec, ModelSpec, RopeSpec
 
-_STORAGE: dict[str, np.dtype[Any]] = {
-    "f32": np.dtype(np.float32),
-    "f16": np.dtype(np.float16),
-}
-
 # Layout of kernels/flow.h: a header, then four fields a row.
 _STAMP, _ROWS, _FIELDS = 0, 4, 4
 _TOKEN, _POSITION, _CACHE, _SEQUENCE = range(_FIELDS)
-
-
-class DeviceCache:
-    """Keys and values: per layer and sequence (context, KVH, D) in storage type, contiguous."""
-
-    def __init__(
-        self,
-        spec: ModelSpec,
-        device: Device,
-        types: tuple[str, str],
-        context: int,
-        sequences: int = 1,
-    ) -> None:
-        self._spec = spec
-        self._sequences = sequences
-        self._types = tuple(_STORAGE[name] for name in types)
-        self.context_length = context
-        self.keys, self.values = (
-            {
-                layer.index: Buffer(
-                    device,
-                    sequences * context * layer.head_count_kv * layer.head_size * dtype.itemsize,
-                    f"KV cache of layer {layer.index}",
-                )
-                for layer in spec.layers
-                if layer.owns_kv
-            }
-            for dtype in self._types
-        )
-
-    def start(self, sequence: int) -> int:
-        """The cache row that holds position 0 of a sequence."""
-        return sequence * self.context_length
-
-    def contents(
-        self, layer: int, count: int, sequence: int = 0
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Copies of a sequence's first `count` keys and values of a layer, each (count, KVH, D)."""
-        shape = (count, self._spec.layers[layer].head_count_kv, self._spec.layers[layer].head_size)
-        key_type, value_type = self._types
-        return (
-            self.keys[layer].download(shape, key_type, self._offset(self.keys[layer], sequence)),
-            self.values[layer].download(
-                shape, value_type, self._offset(self.values[layer], sequence)
-            ),
-        )
-
-    def poison(self, keep: int = 0, sequence: int = 0) -> None:
-        """Overwrites a sequence after its first `keep` positions, so that nothing stale is read."""
-        for buffer in (*self.keys.values(), *self.values.values()):
-            kept = keep * (buffer.nbytes // (self._sequences * self.context_length))
-            nbytes = buffer.nbytes // self._sequences - kept
-            buffer.poison(self._offset(buffer, sequence) + kept, nbytes)
-
-    def free(self) -> None:
-        for buffer in (*self.keys.values(), *self.values.values()):
-            buffer.free()
-
-    def _offset(self, buffer: Buffer, sequence: int) -> int:
-        return sequence * (buffer.nbytes // self._sequences)
 
 
 class RopeTables:

@@ -18,19 +18,23 @@ STORAGE: Mapping[str, type[np.floating[Any]]] = {"f32": np.float32, "f16": np.fl
 BLOCK_STORAGE = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 
-def storage_type(argument: str, name: str) -> np.dtype[Any]:
-    """The NumPy dtype of a KV type name; Unsupported for one that does not exist here yet."""
-    if name not in STORAGE:
-        raise Unsupported(f"kv cache: {argument} is {name}; supported: {', '.join(STORAGE)}")
-    return np.dtype(STORAGE[name])
-
-
 def stored(kind: str, values: NDArray[Any]) -> NDArray[Any]:
-    """What a cache of type `kind` gives back for (..., D) values: rounded, in its NumPy dtype."""
+    """What a cache of type `kind` gives back for (..., D) values: rounded, in its NumPy dtype.
+
+    A block that holds a value that is not finite has no scale and gives back NaN throughout. Raises
+    Unsupported for an unknown type.
+    """
+    if kind not in STORAGE and kind not in BLOCK_STORAGE:
+        known = ", ".join((*STORAGE, *BLOCK_STORAGE))
+        raise Unsupported(f"kv cache: type is {kind}; supported: {known}")
     if kind in STORAGE:
         return values.astype(STORAGE[kind])
     block_format = FORMATS[kind.upper()]
-    return dequantise(block_format, quantise(block_format, values.astype(np.float32)))
+    blocks = values.astype(np.float32).reshape(-1, block_format.block_elements)
+    usable = np.isfinite(blocks).all(axis=1, keepdims=True)
+    packed = quantise(block_format, np.where(usable, blocks, np.float32(0)))
+    back = np.where(usable, dequantise(block_format, packed), np.float32(np.nan))
+    return back.reshape(values.shape)
 
 
 class KVCache:

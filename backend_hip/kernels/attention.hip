@@ -1,87 +1,150 @@
-// Causal attention with grouped heads, online softmax and an optional sliding window, for prefill
-// and decode alike: one wave per (query head, token), tiles of SIMT_WAVE keys anchored at position
-// 0, so that neither the chunk nor the window moves a tile and with it the rounding.
-#include "flow.h"
-#include "kv_type.h"
-#include "numeric.h"
+// Attention in two shapes with the arithmetic of attention.h: `attention_rows` for consecutive rows of one
+// sequence, which share each key that is read; `attention_split` for rows of any sequences, with a block for
+// each split, so that few rows with long contexts fill a GPU.
+#include "attention.h"
+#include "attention_merge.h"
 
-#if !defined(HEAD_SIZE) || !defined(K_TYPE) || !defined(V_TYPE)
-#error "attention.hip: define HEAD_SIZE, K_TYPE and V_TYPE"
-#endif
-static_assert(SIMT_BLOCK == SIMT_WAVE, "attention runs one wave per block");
-using K = kv::Storage<K_TYPE>;
-using V = kv::Storage<V_TYPE>;
+namespace attention {
 
-constexpr int TILE = SIMT_WAVE;
-constexpr int SLOTS = (HEAD_SIZE + SIMT_WAVE - 1) / SIMT_WAVE;  // value elements per lane
+constexpr int ROWS = ROWS_PER_BLOCK;
+// Blocks of attention_split that a multiprocessor holds: loads of one hide behind the sums of another.
+constexpr int RESIDENT = K_TYPE == 0 || V_TYPE == 0 ? 3 : 4;
 
-// q, out (count, heads, HEAD_SIZE); keys, values: cache rows of
-// (kv_heads, HEAD_SIZE), a sequence's one after another.
-// window 0: none; else keys at distance >= window are masked. Grid: (heads, count).
-SIMT_KERNEL(attention, const float* q, const K::Element* keys, const V::Element* values, float* out,
-            const int32_t* step, int32_t kv_heads, int32_t window, float scale) {
-    SIMT_SHARED(float, query, HEAD_SIZE);
-    SIMT_SHARED(float, weight, TILE);
-    const int lane = simt::lane();
-    const int heads = simt::grid_x();
-    const int kv_head = simt::block_x() / (heads / kv_heads);
-    const int64_t row_size = static_cast<int64_t>(kv_heads) * HEAD_SIZE;
-    const int position = flow::position(step, simt::block_y());
-    const int64_t head = static_cast<int64_t>(simt::block_y()) * heads + simt::block_x();
-    const int64_t start = flow::cache_start(step, simt::block_y()) * row_size;
-    keys += start + static_cast<int64_t>(kv_head) * HEAD_SIZE;
-    values += start + static_cast<int64_t>(kv_head) * HEAD_SIZE;
+// A NaN in place of a result that would lack keys: the grid is too small for the position.
+SIMT_DEVICE float missing() { return simt::from_bits(0x7fc00000u); }
 
-    for (int d = lane; d < HEAD_SIZE; d += SIMT_WAVE) query[d] = q[head * HEAD_SIZE + d];
-    simt::wave_sync();
+}  // namespace attention
 
-    // Tiles before the window are skipped whole; the first and the last hold a visible key each,
-    // so a tile's maximum is always finite.
-    const int first_key = window > 0 && position >= window ? position - window + 1 : 0;
-    float maximum = simt::from_bits(0xff800000u);
-    float total = 0.0f;
-    float mixed[SLOTS];
-    SIMT_UNROLL
-    for (int slot = 0; slot < SLOTS; ++slot) mixed[slot] = 0.0f;
+// q, out (count, heads, HEAD_SIZE); keys, values: see kv_type.h. Rows are consecutive positions of one
+// sequence. window 0: none; else keys at distance >= window are masked.
+// Grid: (kv_heads * HEAD_PASSES, ceil(count / ROWS)).
+SIMT_KERNEL(attention_rows, const float* q, const attention::K::Element* keys,
+            const attention::V::Element* values, float* out, const int32_t* step, int32_t count,
+            int32_t kv_heads, int32_t cache_rows, int32_t window, float scale) {
+    using namespace attention;
+    SIMT_SHARED(float, query, ROWS * MIXED);
+    SIMT_SHARED(float, weights, ROWS * SPLIT_KEYS * PITCH);
+    SIMT_SHARED(float, held, ROWS * MIXED);  // merged values
+    SIMT_SHARED(float, partial, WAVES * MIXED);
+    SIMT_SHARED(Merge, merges, ROWS * HEADS);
+    const int heads = kv_heads * GROUP;
+    const int first_row = simt::block_y() * ROWS;
+    const int rows = simt::min(ROWS, count - first_row);
+    const int64_t start = flow::cache_start(step, first_row);
+    const Side<K> key_side(keys, start, kv_head(), kv_heads, cache_rows);
+    const Side<V> value_side(values, start, kv_head(), kv_heads, cache_rows);
 
-    for (int tile = first_key / TILE * TILE; tile <= position; tile += TILE) {
-        const int key = tile + lane;
-        const bool visible = key >= first_key && key <= position;
-        float score = simt::from_bits(0xff800000u);
-        if (visible) {
-            score = 0.0f;
-            const K::Element* stored = keys + key * row_size;
-            for (int d = 0; d < HEAD_SIZE; ++d) {
-                score = simt::fma(query[d], K::load(stored[d]), score);
-            }
-            score *= scale;
+    for (int row = 0; row < rows; ++row) stage_queries(q, first_row + row, heads, query + row * MIXED);
+    for (int i = simt::thread(); i < rows * MIXED; i += SIMT_BLOCK) held[i] = 0.0f;
+    for (int i = simt::thread(); i < rows * HEADS; i += SIMT_BLOCK) merges[i].clear();
+    simt::sync();
+
+    const auto seen_of = [&](int row) { return seen_by(step, first_row + row, window); };
+    const int end = seen_of(rows - 1).end;
+    for (int base = seen_of(0).first / SPLIT_KEYS * SPLIT_KEYS; base < end; base += SPLIT_KEYS) {
+        for (int row = 0; row < rows; ++row) {
+            const Seen seen = seen_of(row);
+            if (!seen.any(base, SPLIT_KEYS)) continue;
+            const KeyReader reader(key_side, base, seen);
+            KeyBatch batch;
+            reader.load(batch, 0);
+            score(query + row * MIXED, reader, scale, batch, weights + row * SPLIT_KEYS * PITCH);
         }
-        const float tile_maximum = simt::wave_max(score);
-        const float next = simt::max(maximum, tile_maximum);
-        const float correction = numeric::exp(maximum - next);  // 0 at the first tile
-        const float p = visible ? numeric::exp(score - next) : 0.0f;
-        total = total * correction + simt::wave_sum(p);
-        weight[lane] = p;
-        simt::wave_sync();
-        // Rows past `position` are not written yet and may hold anything, NaN included.
-        const int count = simt::min(TILE, position + 1 - tile);
-        SIMT_UNROLL
-        for (int slot = 0; slot < SLOTS; ++slot) {
-            const int d = slot * SIMT_WAVE + lane;
-            if (d < HEAD_SIZE) {
-                float sum = mixed[slot] * correction;
-                for (int j = 0; j < count; ++j) {
-                    sum = simt::fma(weight[j], V::load(values[(tile + j) * row_size + d]), sum);
-                }
-                mixed[slot] = sum;
-            }
+        simt::sync();
+        for (int pair = simt::wave(); pair < rows * HEADS; pair += WAVES) {
+            const int row = pair / HEADS;
+            const Seen seen = seen_of(row);
+            if (!seen.any(base, SPLIT_KEYS)) continue;
+            float maximum, sum;
+            soften(weights + row * SPLIT_KEYS * PITCH + pair % HEADS, base, seen, maximum, sum);
+            if (simt::lane() == 0) merges[pair].take(maximum, sum);
         }
-        simt::wave_sync();  // all lanes have read `weight` before the next tile overwrites it
-        maximum = next;
+        simt::sync();
+        for (int row = 0; row < rows; ++row) {
+            const Seen seen = seen_of(row);
+            if (!seen.any(base, SPLIT_KEYS)) continue;
+            const ValueReader reader(value_side, base, seen);
+            ValueBatch batch;
+            reader.load(batch, 0);
+            mix(weights + row * SPLIT_KEYS * PITCH, reader, batch, partial);
+            simt::sync();
+            for (int i = simt::thread(); i < MIXED; i += SIMT_BLOCK) {
+                const Merge& merge = merges[row * HEADS + i / HEAD_SIZE];
+                held[row * MIXED + i] = merge.value(held[row * MIXED + i], mixed_value(partial, i));
+            }
+            simt::sync();  // `partial`, and after the last row `weights`, are free again
+        }
     }
-    SIMT_UNROLL
-    for (int slot = 0; slot < SLOTS; ++slot) {
-        const int d = slot * SIMT_WAVE + lane;
-        if (d < HEAD_SIZE) out[head * HEAD_SIZE + d] = mixed[slot] / total;
+    const int written = head_count() * HEAD_SIZE;
+    for (int row = 0; row < rows; ++row) {
+        float* target = out + (static_cast<int64_t>(first_row + row) * heads + first_head()) * HEAD_SIZE;
+        for (int i = simt::thread(); i < written; i += SIMT_BLOCK) {
+            target[i] = held[row * MIXED + i] / merges[row * HEADS + i / HEAD_SIZE].total;
+        }
+    }
+}
+
+// As above for rows of any sequences. partials: see attention_merge.h; with one split the result is final
+// and goes to `out`. Grid: (kv_heads * HEAD_PASSES, rows * splits), a row's splits side by side.
+SIMT_KERNEL_RESIDENT(attention::RESIDENT, attention_split, const float* q, const attention::K::Element* keys,
+                     const attention::V::Element* values, float* out, float* partials,
+                     const int32_t* step, int32_t splits, int32_t kv_heads, int32_t cache_rows,
+                     int32_t window, float scale) {
+    using namespace attention;
+    SIMT_SHARED(float, query, MIXED);
+    SIMT_SHARED(float, weights, SPLIT_KEYS * PITCH);
+    SIMT_SHARED(float, partial, WAVES * MIXED);
+    SIMT_SHARED(float, maxima, HEADS);
+    SIMT_SHARED(float, totals, HEADS);
+    const int heads = kv_heads * GROUP;
+    const int row = simt::block_y() / splits;
+    const int split = simt::block_y() % splits;
+    const int base = split * SPLIT_KEYS;
+    const Seen seen = seen_by(step, row, window);
+    const bool whole = splits > 1 || seen.end <= SPLIT_KEYS;
+    if (!seen.any(base, SPLIT_KEYS) && whole) return;
+    const int64_t start = flow::cache_start(step, row);
+    const Side<K> key_side(keys, start, kv_head(), kv_heads, cache_rows);
+    const Side<V> value_side(values, start, kv_head(), kv_heads, cache_rows);
+
+    const KeyReader key_reader(key_side, base, seen);
+    KeyBatch first_keys;
+    key_reader.load(first_keys, 0);
+    stage_queries(q, row, heads, query);
+    simt::sync();
+    score(query, key_reader, scale, first_keys, weights);
+    ValueBatch first_values;  // on their way while the weights are made
+    const ValueReader value_reader(value_side, base, seen);
+    value_reader.load(first_values, 0);
+    simt::sync();
+    for (int head = simt::wave(); head < HEADS; head += WAVES) {
+        float maximum, sum;
+        soften(weights + head, base, seen, maximum, sum);
+        if (simt::lane() == 0) {
+            maxima[head] = maximum;
+            totals[head] = sum;
+        }
+    }
+    simt::sync();
+    mix(weights, value_reader, first_values, partial);
+    simt::sync();
+
+    for (int i = simt::thread(); i < head_count() * HEAD_SIZE; i += SIMT_BLOCK) {
+        const int head = i / HEAD_SIZE;
+        const float value = mixed_value(partial, i);
+        if (splits == 1) {
+            Merge merge;
+            merge.clear();
+            merge.take(maxima[head], totals[head]);
+            const int64_t at = (static_cast<int64_t>(row) * heads + first_head()) * HEAD_SIZE + i;
+            out[at] = whole ? merge.value(0.0f, value) / merge.total : missing();
+            continue;
+        }
+        const int64_t at = partial_at(row, heads, first_head() + head, splits, split, HEAD_SIZE);
+        partials[at + i % HEAD_SIZE] = value;
+        if (i % HEAD_SIZE == 0) {
+            partials[at + HEAD_SIZE] = maxima[head];
+            partials[at + HEAD_SIZE + 1] = totals[head];
+        }
     }
 }

@@ -9,6 +9,8 @@
 //   SIMT_WAVE   lanes per wave, 32 (default) or 64
 //
 //   SIMT_KERNEL(name, type argument, ...) { body }   arguments: pointers and 4- or 8-byte scalars
+//   SIMT_KERNEL_RESIDENT(blocks, name, ...)          as many blocks must fit into a multiprocessor's registers
+//                                                    at once: what a compiler that can be told is told
 //   SIMT_SHARED(Type, name, count)                   block-shared array; at most 64 KiB in all
 //   simt::thread() lane() wave() block_x() block_y() block_z() grid_x() grid_y()   grid_* count blocks
 //   simt::sync()        every thread of the block must reach it
@@ -16,7 +18,13 @@
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
 //   simt::store16(p, quad)      to a 16-byte boundary
 //   simt::field_to_float<BITS>(word, shift)   an unsigned field, exactly; shift + BITS at most 16
+//   simt::load8(p)      bytes from an 8-byte boundary
+//   simt::signed_bytes_to_floats(word, values)   halves_to_floats(word, values)   all of a word, exactly
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)
+//   simt::butterfly<HIGH, LOW>(values, n)   the steps HIGH, HIGH / 2 .. LOW of wave_sum's butterfly
+//   simt::spread_sum<HIGH>(values)   the steps HIGH .. 1 of as many columns as a power of two; a lane gets
+//                       only columns first .. first + count - 1, count = max(N / (2 HIGH), 1), in values[0 ..],
+//                       and the call returns first. Half as many exchanges, the same bits.
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and
 // wave_sum is one butterfly (offset SIMT_WAVE/2 .. 1, v = v + shuffle_xor(v, offset)). The bits of a NaN
@@ -65,6 +73,9 @@ typedef __UINT64_TYPE__ uint64_t;
 namespace simt {
 struct Quad {  // 16 bytes as loaded, little-endian words
   uint32_t word[4];
+};
+struct Pair {  // 8 bytes
+  uint32_t word[2];
 };
 }  // namespace simt
 
@@ -123,6 +134,39 @@ SIMT_DEVICE void wave_sum(float (&values)[N], int n) {
   SIMT_UNROLL
   for (int column = 0; column < N; ++column)  // a constant bound keeps `values` in registers
     if (column < n) values[column] = wave_sum(values[column]);
+}
+
+template <int HIGH, int LOW, int N>
+SIMT_DEVICE void butterfly(float (&values)[N], int n) {
+  SIMT_UNROLL
+  for (int offset = HIGH; offset >= LOW && offset > 0; offset /= 2) {
+    SIMT_UNROLL
+    for (int column = 0; column < N; ++column)
+      if (column < n) values[column] = values[column] + shuffle_xor(values[column], offset);
+  }
+}
+
+template <int HIGH, int N>
+SIMT_DEVICE int spread_sum(float (&values)[N]) {
+  int first = 0;
+  int count = N;
+  SIMT_UNROLL
+  for (int offset = HIGH; offset > 0; offset /= 2) {
+    if (count == 1) {
+      values[0] = values[0] + shuffle_xor(values[0], offset);
+      continue;
+    }
+    count /= 2;
+    const bool upper = (thread() & offset) != 0;
+    if (upper) first += count;
+    SIMT_UNROLL
+    for (int column = 0; column < N / 2; ++column) {
+      if (column >= count) continue;
+      const float low = values[column], high = values[column + count];
+      values[column] = (upper ? high : low) + shuffle_xor(upper ? low : high, offset);
+    }
+  }
+  return first;
 }
 
 // NaN if any lane holds one; +0 is above -0, so that every lane gets the same bits.

@@ -10,6 +10,7 @@
 #define SIMT_KERNEL(name, ...)                                                                     \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(SIMT_BLOCK, SIMT_BLOCK))) void name( \
       __VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...) SIMT_KERNEL(name, __VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) \
   static __attribute__((shared, aligned(16))) Type name[count]
 
@@ -57,11 +58,20 @@ SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }
+SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
 template <int BITS>
 SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
   return static_cast<float>(static_cast<int32_t>(word >> shift & ((1u << BITS) - 1u)));
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  // Bytes become floats without a sign in one instruction each; 128 less is exact.
+  for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int32_t>((word ^ 0x80808080u) >> (8 * i) & 255u)) - 128.0f;
+}
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  values[0] = half_to_float(static_cast<uint16_t>(word));
+  values[1] = half_to_float(static_cast<uint16_t>(word >> 16));
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

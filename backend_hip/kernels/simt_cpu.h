@@ -105,6 +105,7 @@ __attribute__((used, visibility("default"))) inline uint32_t assay_module_init(
       simt::cpu::entry<&simt_body_##name>::describe(#name);                                \
   }                                                                                        \
   static inline __attribute__((always_inline)) void simt_body_##name(__VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...) SIMT_KERNEL(name, __VA_ARGS__)
 
 // The address of the static names the array, as its symbol does on a GPU: one array a site, whoever reaches it.
 #define SIMT_SHARED(Type, name, count)                                                      \
@@ -142,6 +143,7 @@ SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }
+SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 SIMT_DEVICE uint32_t load4_at_even(const void* p) { return load_as<2, uint32_t>(p); }
 template <int BITS>
@@ -201,6 +203,14 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
 }
 #endif
 
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  values[0] = half_to_float(static_cast<uint16_t>(word));
+  values[1] = half_to_float(static_cast<uint16_t>(word >> 16));
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
+}
+
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {
   return cpu::services->shuffle(v, static_cast<uint32_t>(source_lane) & (SIMT_WAVE - 1));
 }
@@ -209,6 +219,21 @@ SIMT_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) { return shuffle(v, threa
 template <int N>
 SIMT_DEVICE void wave_sum(float (&values)[N], int n) {
   cpu::services->wave_sum(values, n <= N ? n : -1);  // -1: the runtime reports it
+}
+template <int HIGH, int LOW, int N>
+SIMT_DEVICE void butterfly(float (&values)[N], int n) {
+  if (HIGH >= LOW && HIGH > 0) cpu::services->butterfly(values, n <= N ? n : -1, HIGH, LOW);
+}
+template <int HIGH, int N>
+SIMT_DEVICE int spread_sum(float (&values)[N]) {
+  butterfly<HIGH, 1>(values, N);
+  int first = 0, count = N;
+  for (int offset = HIGH; offset > 0 && count > 1; offset /= 2) {
+    count /= 2;
+    if ((thread() & offset) != 0) first += count;
+  }
+  for (int column = 0; column < count; ++column) values[column] = values[first + column];
+  return first;
 }
 SIMT_DEVICE float wave_sum(float v) {
   cpu::services->wave_sum(&v, 1);

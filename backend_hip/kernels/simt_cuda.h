@@ -9,6 +9,8 @@
 #define SIMT_DEVICE __device__ __forceinline__
 #define SIMT_KERNEL(name, ...) \
   extern "C" __global__ void __launch_bounds__(SIMT_BLOCK) name(__VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...) \
+  extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, blocks) name(__VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) static __shared__ __align__(16) Type name[count]
 
 namespace simt {
@@ -46,6 +48,10 @@ SIMT_DEVICE Quad load16(const void* p) {
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   *static_cast<uint4*>(p) = make_uint4(v.word[0], v.word[1], v.word[2], v.word[3]);
 }
+SIMT_DEVICE Pair load8(const void* p) {
+  const uint2 v = *static_cast<const uint2*>(p);
+  return {{v.x, v.y}};
+}
 SIMT_DEVICE uint32_t load4(const void* p) { return *static_cast<const uint32_t*>(p); }
 // Words from the boundary before; the one behind the end is read only where its bytes are needed.
 SIMT_DEVICE uint32_t load4_at_even(const void* p) {
@@ -76,6 +82,19 @@ SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
   const float placed = from_bits(placed_bits);
   return fma(placed, from_bits(static_cast<uint32_t>(127 - shift) << 23),
              -from_bits(static_cast<uint32_t>(150 - shift) << 23));
+}
+SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
+  const uint32_t shifted = word ^ 0x80808080u;  // 128 more, without a sign
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t selector = 0x7540u | static_cast<uint32_t>(i);
+    values[i] = from_bits(__byte_perm(shifted, 0x4b000000u, selector)) - 8388736.0f;
+  }
+}
+SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+      : "=f"(values[0]), "=f"(values[1])
+      : "r"(word));
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

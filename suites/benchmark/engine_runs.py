@@ -11,13 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_hip import Device, Engine
-from backend_hip.device import Buffer, Progress
+from backend_hip.device import Progress
+from backend_hip.kv_cache import CacheTensor
 from backend_hip.results import PrefillResult
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
 
 # Rows of distinct random values; the cache repeats them.
 _PATTERN_NBYTES = 4 * 2**20
+_SCALE = 1 / 32  # of every block, where a cache type has them
 
 
 class Runner:
@@ -48,26 +50,25 @@ class Runner:
         self.engine.reset()
         cache = self.engine._cache
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        for buffers, kind in zip((cache.keys, cache.values), self._types, strict=True):
-            pattern = finite_values(rng, kind)
-            for buffer in buffers.values():
-                self._fill(buffer, pattern, length)
+        patterns = [finite_values(rng, kind) for kind in self._types]
+        for pair in cache.tensors.values():
+            for tensor, pattern in zip(pair, patterns, strict=True):
+                self._fill(tensor, pattern, length)
         self.place(length)
 
     def place(self, length: int) -> None:
         """Every sequence is at position `length` of what its cache holds, whatever that is."""
         self.engine._sequences.positions[:] = [length] * self.sequences
 
-    def _fill(self, buffer: Buffer, pattern: NDArray[np.uint8], length: int) -> None:
+    def _fill(self, tensor: CacheTensor, pattern: NDArray[np.uint8], length: int) -> None:
         """Every sequence gets values of its own: the pattern, begun a position later each."""
-        each = buffer.nbytes // self.sequences
-        row_nbytes = each // self.engine.context_length
-        nbytes = row_nbytes * length
-        if nbytes:
-            values = np.resize(pattern, nbytes + row_nbytes * self.sequences)
-            for sequence in range(self.sequences):
-                first = sequence * row_nbytes
-                buffer.upload(values[first : first + nbytes], sequence * each)
+        for sequence in range(self.sequences if length else 0):
+            start = self.engine._cache.start(sequence)
+            (offset, nbytes), *scales = tensor.regions(start, length)
+            first = sequence * (nbytes // length)
+            tensor.buffer.upload(np.resize(pattern, first + nbytes)[first:], offset)
+            for scale_offset, scale_nbytes in scales:
+                tensor.buffer.upload(np.full(scale_nbytes // 2, _SCALE, np.float16), scale_offset)
 
     def step(self, tokens: Sequence[int]) -> list[int]:
         """One token for each of the first len(tokens) sequences, as production decodes."""
@@ -88,14 +89,12 @@ class Runner:
 
 
 def finite_values(rng: np.random.Generator, kind: str) -> NDArray[np.uint8]:
-    """Bytes of standard normal values in a cache type: f32, f16, or a block type of scale 1/32."""
+    """Bytes of a cache type's elements: standard normal, times 32 where blocks have scales."""
     floats = {"f32": np.float32, "f16": np.float16}
     if kind in floats:
         count = _PATTERN_NBYTES // np.dtype(floats[kind]).itemsize
         return rng.standard_normal(count, np.float32).astype(floats[kind]).view(np.uint8)
     if kind != "q8_0":
         raise Unsupported(f"benchmark: KV type is {kind}; supported: f32, f16, q8_0")
-    blocks = np.zeros(_PATTERN_NBYTES // 34, dtype=[("d", "<f2"), ("qs", "i1", (32,))])
-    blocks["d"] = 1 / 32
-    blocks["qs"] = np.clip(rng.normal(0, 32, (len(blocks), 32)), -127, 127).astype(np.int8)
-    return blocks.view(np.uint8)
+    codes = np.clip(rng.normal(0, 1 / _SCALE, _PATTERN_NBYTES), -127, 127)
+    return codes.astype(np.int8).view(np.uint8)

@@ -190,7 +190,7 @@ def prompt_tokens(arguments: argparse.Namespace, model: Model, n_decode: int) ->
 
 def context_for(model: Model, positions: int) -> int:
     """Context length of an engine that must hold `positions`: its default, or more if needed."""
-    from backend_hip.engine import DEFAULT_CONTEXT
+    from backend_hip.engine_options import DEFAULT_CONTEXT
 
     return min(model.spec.context_length, max(DEFAULT_CONTEXT, positions))
 

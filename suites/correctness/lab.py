@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
 from backend_hip.matrix import HalfColumns
-from backend_hip.ops import Flow, Values
+from backend_hip.ops import Flow, Splits, Values
 from backend_hip.registry import REGISTRY, Key
 from backend_hip.state import FlowRow, StepInput
 from backend_hip.weights import DeviceTensor
@@ -45,20 +45,28 @@ class Lab:
         batched: bool = False,
         path: str = "kparallel",
         max_cols: int = 40,
+        rows: Sequence[FlowRow] | None = None,
+        splits: Splits | None = None,
         longest: int = 0,
     ) -> Flow:
-        """A flow over `tokens` from `position`, with the kernels of `keys`; `longest`: elements of
-        a row of halves, for path matrix."""
+        """A flow over `tokens` from `position`, or over `rows`, with the kernels of `keys`;
+        `longest`: elements of a row of halves, for path matrix."""
+        if rows is None:
+            rows = [FlowRow(token, position + i) for i, token in enumerate(tokens)]
         kernels = Kernels(self.device, REGISTRY, keys, parameters)
-        step = StepInput(self.device, len(tokens))
+        step = StepInput(self.device, len(rows))
         self._owned += [kernels, step]
-        step.write(stamp, [FlowRow(token, position + i) for i, token in enumerate(tokens)])
-        step.queue_copy(len(tokens))
+        step.write(stamp, rows)
+        step.queue_copy(len(rows))
         self.device.stream.synchronise()
-        halves = HalfColumns(self.device, len(tokens), longest) if longest else None
+        halves = HalfColumns(self.device, len(rows), longest) if longest else None
         if halves is not None:
             self._owned.append(halves)
-        return Flow(kernels, step.buffer, len(tokens), batched, path, max_cols, halves=halves)
+        return Flow(
+            *(kernels, step.buffer, len(rows), batched, path, max_cols),
+            splits=splits,
+            halves=halves,
+        )
 
     def buffer(self, array: NDArray[Any]) -> Buffer:
         array = np.ascontiguousarray(array)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_hip.device import Buffer
 from backend_hip.engine import Engine
+from backend_hip.kv_cache import CacheTensor
 from backend_hip.results import PrefillResult, TailRecord
 from reference.model import Model
 from reference.model.spec import ModelSpec
@@ -291,25 +291,24 @@ def _left_otherwise(engine: Engine, walk: Walk, want: Canonical) -> Iterator[str
     for name, array in expected.items():
         if not same_bits(got[name], array):
             yield f"{name}: {_distance(got[name], array)}"
-    for buffer in _cache_buffers(engine):
-        used = buffer.nbytes // engine.context_length * walk.length
-        rest = buffer.download((buffer.nbytes - used,), np.uint8, used)
-        if not (rest == FILLS[walk.fill]).all():
-            yield f"{buffer.name}: bytes behind position {walk.length} are not {walk.fill}"
+    for tensor in _cache_tensors(engine):
+        left = tensor.regions(walk.length, engine.context_length - walk.length)
+        rest = [tensor.buffer.download((nbytes,), np.uint8, offset) for offset, nbytes in left]
+        if not all((part == FILLS[walk.fill]).all() for part in rest):
+            yield f"{tensor.buffer.name}: bytes behind position {walk.length} are not {walk.fill}"
 
 
 def _fill(engine: Engine, fill: str) -> None:
     """Overwrites the empty cache; poison is what the reset itself must have left."""
     if fill == "poison":
         return
-    for buffer in _cache_buffers(engine):
-        engine.device.stream.fill(buffer.address, FILLS[fill], buffer.nbytes)
+    for tensor in _cache_tensors(engine):
+        engine.device.stream.fill(tensor.buffer.address, FILLS[fill], tensor.buffer.nbytes)
 
 
-def _cache_buffers(engine: Engine) -> list[Buffer]:
+def _cache_tensors(engine: Engine) -> list[CacheTensor]:
     # What lies behind the position has no public reader, because no caller may rely on it.
-    cache = engine._cache
-    return [*cache.keys.values(), *cache.values.values()]
+    return [tensor for pair in engine._cache.tensors.values() for tensor in pair]
 
 
 def _distance(got: Array, want: Array) -> str:

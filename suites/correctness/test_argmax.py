@@ -13,15 +13,20 @@ from reference.model.sampling import argmax as host_argmax
 from suites.correctness.lab import Lab
 
 WAVE, BLOCK = 32, 256
-SIZES = (1, 2, 31, 32, 33, 255, 256, 257, 320, 49_152, 151_936, 262_144)
+SHARE = 1024  # logits of a block of the first pass, while there are at most ARGMAX_BLOCKS
+SIZES = (
+    *(1, 2, 31, 32, 33, 255, 256, 257, 320, SHARE - 1, SHARE, SHARE + 1),
+    *(ops.ARGMAX_BLOCKS * SHARE + 1, 49_152, 151_936, 262_144),
+)
 STAMP = 77
 
 
 def _device_argmax(device: Device, logits: NDArray[np.float32]) -> int:
     with Lab(device) as lab:
-        flow = lab.flow([("argmax", "", "any")], {}, stamp=STAMP)
+        flow = lab.flow([("argmax_blocks", "", "any"), ("argmax", "", "any")], {}, stamp=STAMP)
         result = lab.output(1, 2)
-        ops.argmax(flow, lab.buffer(logits).at(0), result.buffer, logits.size)
+        found = lab.output(1, ops.ARGMAX_BLOCKS * ops.FOUND_NBYTES // 4).buffer
+        ops.argmax(flow, lab.buffer(logits).at(0), found, result.buffer, logits.size)
         token, stamp = lab.read(result).view(np.int32)[0]
         assert stamp == STAMP
         return int(token)
@@ -45,6 +50,7 @@ TIES = [
     # The later thread holds the lower index: thread 5 owns 5, thread 4 owns 4 + BLOCK.
     Ties("order-against-threads", (4 + BLOCK, 5)),
     Ties("last-two", (-2, -1)),
+    Ties("across-blocks", (SHARE - 1, SHARE, -1)),
 ]
 
 

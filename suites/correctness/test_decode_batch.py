@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip.engine import MAX_SEQUENCES, Engine
+from backend_hip.engine import Engine
+from backend_hip.engine_options import MAX_SEQUENCES
 from reference.model.errors import InputError
 from suites.correctness.oracles import ORACLES
 

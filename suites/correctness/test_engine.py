@@ -162,7 +162,7 @@ def test_every_requirement_is_a_row(device: Device) -> None:
         ({"max_cols": 65}, InputError, "max-cols is 65, expected 1 to 64"),
         ({"chunk": 0}, InputError, "chunk is 0 tokens"),
         ({"path": "quick"}, InputError, "path is quick, expected one of kparallel, serial, matrix"),
-        ({"kv_type_k": "q8_0"}, Unsupported, "kv-type-k is q8_0; supported: f32, f16"),
+        ({"kv_type_k": "q4_0"}, Unsupported, "kv-type-k is q4_0; supported: f32, f16, q8_0"),
         ({"kv_type_v": "bf16"}, Unsupported, "kv-type-v is bf16; supported: f32, f16"),
         ({"context_length": 0}, InputError, "context length is 0"),
         ({"context_length": 4097}, InputError, "context length is 4097, expected 1 to 4096"),

@@ -1,6 +1,5 @@
-"""Norms, RoPE, attention and activations on the device against float64, at edge shapes."""
+"""Norms, RoPE and activations on the device against float64, at edge shapes."""
 
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from backend_hip import ops
 from backend_hip.device import Device
-from backend_hip.wave import WAVE
 from reference import ops as exact
 from reference.model.spec import Activation, LayerSpec, Pairing, RopeSpec
 from suites.correctness.lab import Lab
@@ -58,11 +56,9 @@ def test_norm_of_a_row_does_not_depend_on_other_rows(device: Device) -> None:
     assert outputs[0].tobytes() == outputs[1].tobytes()
 
 
-def _layer(
-    pairing: Pairing, head_size: int, heads: int, kv_heads: int, window: int | None
-) -> LayerSpec:
+def _layer(pairing: Pairing, head_size: int, heads: int) -> LayerSpec:
     rope = RopeSpec(pairing, head_size, 10000.0, 1.0)
-    return LayerSpec(0, heads, kv_heads, head_size, 64, window, rope)
+    return LayerSpec(0, heads, heads, head_size, 64, None, rope)
 
 
 @pytest.mark.parametrize("pairing", ["norm", "neox"])
@@ -70,7 +66,7 @@ def _layer(
 @pytest.mark.parametrize("position", [0, 1, 4095, 131_069])
 def test_rope(pairing: Pairing, head_size: int, position: int, device: Device) -> None:
     heads, tokens = 3, 2
-    layer = _layer(pairing, head_size, heads, heads, None)
+    layer = _layer(pairing, head_size, heads)
     generator = np.random.default_rng([head_size, position])
     x = generator.standard_normal((tokens, heads, head_size)).astype(np.float32)
     positions = np.arange(position + tokens)
@@ -84,95 +80,6 @@ def test_rope(pairing: Pairing, head_size: int, position: int, device: Device) -
     want, limit = bounds.rope(x, layer.rope.frequencies(), positions[position:], pairing)
     result = compare(got.astype(np.float64), want, limit)
     assert result.ok, result.reason()
-
-
-@dataclass(frozen=True)
-class AttentionCase:
-    """`length` keys in the cache, the last `tokens` of them queries."""
-
-    length: int
-    tokens: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    window: int | None
-    types: str
-
-    @property
-    def id(self) -> str:
-        return (
-            f"n{self.length}-t{self.tokens}-h{self.heads}/{self.kv_heads}x{self.head_size}"
-            f"-w{self.window}-{self.types}"
-        )
-
-
-_EDGES = (1, 2, WAVE - 1, WAVE, WAVE + 1, 2 * WAVE, 2 * WAVE + 1, 105)
-ATTENTION_CASES = [
-    *(AttentionCase(n, n, 4, 2, 32, None, "f32,f32") for n in _EDGES),
-    *(AttentionCase(n, 1, 9, 3, 64, None, "f16,f16") for n in _EDGES),
-    *(AttentionCase(n, n, 3, 1, 32, 16, "f16,f32") for n in (15, 16, 17, 47, 48, 49, 105)),
-    *(AttentionCase(n, 3, 8, 1, 64, 33, "f32,f16") for n in (32, 33, 34, 65, 66, 97)),
-    AttentionCase(105, 40, 28, 4, 32, 1, "f32,f32"),
-    AttentionCase(70, 5, 4, 1, 256, 512, "f16,f16"),
-    AttentionCase(40, 40, 2, 2, 48, None, "f32,f32"),
-    AttentionCase(600, 2, 4, 2, 32, 512, "f16,f16"),
-]
-STORAGE = {"f32": np.float32, "f16": np.float16}
-
-
-@pytest.mark.parametrize("case", ATTENTION_CASES, ids=lambda case: case.id)
-def test_attention(case: AttentionCase, device: Device) -> None:
-    generator = np.random.default_rng([case.length, case.tokens, case.heads, case.head_size])
-    type_k, type_v = (STORAGE[name] for name in case.types.split(","))
-    q = generator.standard_normal((case.tokens, case.heads, case.head_size)).astype(np.float32)
-    shape = (case.length, case.kv_heads, case.head_size)
-    k, v = (generator.standard_normal(shape).astype(np.float32) for _ in range(2))
-    layer = _layer("neox", case.head_size, case.heads, case.kv_heads, case.window)
-    scale, start = float(case.head_size**-0.5), case.length - case.tokens
-    keys = [
-        ("attention", f"{case.types}@{case.head_size}", "any"),
-        ("kv_write", case.types, "any"),
-    ]
-    room = case.length + 7  # unwritten rows after the last key hold NaN and must not matter
-    with Lab(device) as lab:
-        parameters: dict[str, int] = {}
-        width = case.kv_heads * case.head_size
-        key_cache, value_cache = (
-            lab.buffer(np.full((room, width), np.nan, dtype=dtype)) for dtype in (type_k, type_v)
-        )
-        write = lab.flow(keys, parameters, tokens=range(case.length))
-        new_keys, new_values = (lab.values(array.reshape(case.length, width)) for array in (k, v))
-        ops.kv_write(write, new_keys, new_values, key_cache, value_cache, case.types)
-        flow = lab.flow(keys, parameters, tokens=range(case.tokens), position=start)
-        out = lab.output(case.tokens, case.heads * case.head_size)
-        queries = lab.values(q.reshape(case.tokens, -1))
-        ops.attention(flow, queries, key_cache, value_cache, out, layer, scale, case.types)
-        got = lab.read(out)
-        stored_k, stored_v = key_cache.download(shape, type_k), value_cache.download(shape, type_v)
-    assert np.array_equal(stored_k, k.astype(type_k))
-    assert np.array_equal(stored_v, v.astype(type_v))
-    want, limit = bounds.attention(q, stored_k, stored_v, start, case.window, scale)
-    result = compare(got.astype(np.float64), want, limit)
-    assert result.elements == case.tokens * case.heads * case.head_size
-    assert result.ok, result.reason()
-
-
-def test_each_query_head_reads_its_own_kv_head(device: Device) -> None:
-    # Every KV head holds one constant, so a wrong head map shows as the wrong constant.
-    for heads, kv_heads in ((28, 4), (9, 3), (8, 1), (1, 1)):
-        length, size = 5, 32
-        layer = _layer("neox", size, heads, kv_heads, None)
-        constants = np.arange(1, kv_heads + 1, dtype=np.float32)
-        values = np.broadcast_to(constants[:, None], (length, kv_heads, size)).copy()
-        with Lab(device) as lab:
-            flow = lab.flow([("attention", f"f32,f32@{size}", "any")], {}, position=length - 1)
-            out = lab.output(1, heads * size)
-            q = np.ones((1, heads * size), dtype=np.float32)
-            zeros, constant = lab.buffer(np.zeros_like(values)), lab.buffer(values)
-            ops.attention(flow, lab.values(q), zeros, constant, out, layer, 1.0, "f32,f32")
-            got = lab.read(out).reshape(heads, size)
-        expected = np.repeat(constants, heads // kv_heads)[:, None]
-        assert np.array_equal(got, np.broadcast_to(expected, got.shape)), (heads, kv_heads)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])

@@ -32,7 +32,7 @@ LENGTHS = tuple(
 FEWER_LENGTHS = (1, DEFAULT_MAX_COLS, DEFAULT_MAX_COLS + 1, LONGEST)
 # A model that --model names may be a thousand times as large.
 ADDED_LENGTHS = (1, DEFAULT_MAX_COLS + 1)
-KV_PAIRS = (("f32", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f16"))
+KV_PAIRS = (("f32", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f16"))  # q8_0: test_splits.py
 
 
 @dataclass(frozen=True)

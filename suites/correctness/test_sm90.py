@@ -34,7 +34,9 @@ def test_compiles_for_sm90(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> N
     except InputError as error:
         pytest.skip(f"{error}")
     monkeypatch.setenv(nvidia.NVRTC, str(found.path))
-    source = source_of(row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0), "cuda sm_90")
+    source = source_of(
+        row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0), "cuda sm_90", 4
+    )
     defines = [f"-D{name}={value}" for name, value in source.defines]
     options = [*OPTIONS, "--offload-arch=cuda sm_90", *defines]
     code = _compile(flatten(source.file), source.file, options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reference.kv_cache import storage_type
+from reference.kv_cache import stored
 from reference.model import Model
 from suites.harness.bisect_forward import Flows
 from suites.harness.compare import Array, same_bits
@@ -52,7 +52,7 @@ def first_wrong(
         kinds = (case.kv_type_k, case.kv_type_v)
         for letter, stem, kind, got in zip("KV", stems, kinds, contents, strict=True):
             source = f"{stem}-{layer}"
-            want = trace[source].astype(storage_type("kv type", kind)).reshape(got.shape)
+            want = stored(kind, trace[source].reshape(got.shape))
             same = same_bits(got, want)
             sides[same].append((letter, layer))
             if first is None and not same:

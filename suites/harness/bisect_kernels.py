@@ -6,7 +6,7 @@ from typing import Any
 from backend_hip.forward import FUSED
 from suites.harness.rerun import LaunchTrace
 
-JUDGED_APART = frozenset({"kv_write", "argmax"})
+JUDGED_APART = frozenset({"kv_write", "argmax_blocks", "argmax"})
 """Kernels that no trace point shows, launched on the way to one: checks of their own judge them."""
 
 MADE_WITH: Mapping[str, str] = {
@@ -20,6 +20,8 @@ MADE_WITH: Mapping[str, str] = {
 
 SIZES: Mapping[str, str] = {
     "attention": "head size",
+    "attention_split": "head size",
+    "attention_merge": "head size",
     "delta_rule": "state size",
     "route": "experts",
     "group_by_expert": "experts",
@@ -37,14 +39,16 @@ def launched(trace: LaunchTrace, name: str) -> tuple[str, ...]:
 
 
 def readable(row: str) -> str:
-    """ "attention f16,f16@64 any" as "attention (f16,f16, head size 64)"."""
+    """ "delta_rule @128 any" as "delta_rule (state size 128)"."""
     op, *rest = row.split(" ")
     *variants, path = rest or ["any"]
     parts: list[str] = []
     for variant in variants:
-        name, _, size = variant.partition("@")
+        name, _, sizes = variant.partition("@")
+        size, _, group = sizes.partition("x")
         parts += [name] if name else []
         parts += [f"{SIZES.get(op, 'size')} {size}"] if size else []
+        parts += [f"{group} a KV head"] if group else []
     parts += [] if path == "any" else [f"path {path}"]
     return f"{op} ({', '.join(parts)})" if parts else op
 

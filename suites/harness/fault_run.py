@@ -57,7 +57,7 @@ LOOKS: tuple[Look, ...] = (
         checking=Checking(shuffle=1, sanitize=True),
         seed=12,
     ),
-    # Keys in five tiles of 32, the first of them outside a window of 16 for the last tokens; both
+    # Keys in two splits of 128, the first of them outside a window of 16 for the last tokens; both
     # caches in float32; a chunk of more than max_cols, so that a group of columns has a successor
     # in its flow. Only what the two looks before missed comes here.
     Look(
@@ -74,8 +74,10 @@ LOOKS: tuple[Look, ...] = (
     # Two blocks of 64 columns and one of 32 of the matrix unit; then of 32 and of 16.
     Look("matrix", "full", length=92, n_decode=1, chunk=67, path="matrix", seed=21),
     Look("matrix-narrow", "full", length=29, n_decode=1, chunk=17, path="matrix", seed=22),
+    # Both caches in blocks with scales.
+    Look("blocks", "fast", length=21, n_decode=2, kv_type_k="q8_0", kv_type_v="q8_0", seed=21),
     # The default MAX_COLS, a group of one column behind a full one, and every position of the
-    # context: longer than four tiles of keys and than a block of 128 threads.
+    # context: longer than a split of keys and than a block of 128 threads.
     Look("long", "full", length=CONTEXT - 5, n_decode=5, max_cols=40, chunk=41, seed=13),
     Look("serial", "full", length=45, max_cols=40, path="serial", kv_type_k="f32", seed=14),
     Look("short", "full", length=1, n_decode=6, kv_type_k="f32", kv_type_v="f32", seed=15),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.kv_cache import storage_type
+from reference.kv_cache import stored
 from reference.model.spec import ModelSpec
 from reference.model.trace import Trace
 from suites.harness.compare import Array, Comparison, compare, same_bits
@@ -29,14 +29,14 @@ def snapshot(engine: JudgedEngine, spec: ModelSpec) -> KVSnapshot:
 
 
 def written_check(
-    trace: Trace, held: KVSnapshot, stored: tuple[str, str], *, value_norm: bool = False
+    trace: Trace, held: KVSnapshot, kinds: tuple[str, str], *, value_norm: bool = False
 ) -> Check:
     """The cache holds the recorded K and V, rounded to the storage types, bit for bit."""
     name = "local: kv_write"
     elements, allowed = 0, promise("kv_write")
     for layer, contents in held.items():
         stems = ("Kcur_pos", stored_value(value_norm))
-        sides = zip("KV", stems, stored, contents, strict=True)
+        sides = zip("KV", stems, kinds, contents, strict=True)
         for letter, stem, kind, got in sides:
             point, where = f"{stem}-{layer}", f"{letter} of layer {layer}"
             if point not in trace:
@@ -46,7 +46,7 @@ def written_check(
                 detail = f"{where} holds {got.shape}, {point} is {recorded.shape}"
                 return Check(name, State.DIVERGED, elements, detail=detail)
             with np.errstate(over="ignore"):
-                want = recorded.reshape(got.shape).astype(storage_type("kv type", kind))
+                want = stored(kind, recorded.reshape(got.shape))
             elements += got.size
             if not same_bits(got, want):
                 return different(name, got, want, elements, where, f"KV write: {where}")
@@ -54,11 +54,11 @@ def written_check(
 
 
 def is_written(
-    trace: Trace, held: KVSnapshot, stored: tuple[str, str], layer: int, *, value_norm: bool = False
+    trace: Trace, held: KVSnapshot, kinds: tuple[str, str], layer: int, *, value_norm: bool = False
 ) -> bool:
     """True where one layer's cache holds what was recorded for it."""
     one = {layer: held[layer]} if layer in held else {}
-    return written_check(trace, one, stored, value_norm=value_norm).state is State.OK
+    return written_check(trace, one, kinds, value_norm=value_norm).state is State.OK
 
 
 def pair_check(

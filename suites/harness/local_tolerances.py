@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from backend_hip.attention_shape import SPLIT_KEYS
 from backend_hip.registry import REGISTRY
 from backend_hip.wave import WAVE
 from reference.model.errors import Unsupported
@@ -27,11 +28,14 @@ RowKey = tuple[str, str]
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
 
-# Shapes of the engine's kernels, as its registry launches them. Attention runs one wave a block
-# (asserted in kernels/attention.hip), and a tile of keys, after which the running sums are rescaled
-# once, has a key for each of its lanes.
-ATTENTION_TILE = REGISTRY.find("attention", "f16,f16", "any").block
+# Shapes of the engine's kernels, as its registry launches them.
 TREE_LEVELS = math.ceil(math.log2(WAVE))
+# Attention (kernels/attention.h): a lane adds at most 16 products of a score by itself. Each wave
+# takes its part of a split's keys, at worst one after another; split by split the running sums are
+# rescaled once.
+SCORE_LANE = 16
+ATTENTION_WAVES = REGISTRY.find("attention", "f16,f16", "any").block // WAVE
+ATTENTION_CHAIN = SPLIT_KEYS // ATTENTION_WAVES
 # RMS norm: threads of the block that share a row's sum, and their waves.
 NORM_BLOCK = REGISTRY.find("rms_norm", "", "any").block
 NORM_WAVES = NORM_BLOCK // WAVE
@@ -86,6 +90,11 @@ def _matrix(n: int) -> float:
     return 2 * (FRAGMENT_K + 1) * math.ceil(n / FRAGMENT_K) + MATRIX_WAVES
 
 
+def _attention_sum(n: int) -> float:
+    inside = min(n, ATTENTION_CHAIN) + 1 + TREE_LEVELS + ATTENTION_WAVES - 1
+    return inside + (EXP_ROUNDINGS + 2) * math.ceil(n / SPLIT_KEYS) + 1
+
+
 _ROWS = (
     Row(
         "embed",
@@ -138,9 +147,10 @@ _ROWS = (
     Row(
         "score",
         "any",
-        lambda n: n + 2,
+        lambda n: min(n, SCORE_LANE) + 1 + TREE_LEVELS + 1,
         "scale * sum |q||k|",
-        "The dot product over the head size in any order, and the scale.",
+        "A lane's products, the scale of a block of q8_0 (a lane's piece shares one), a butterfly "
+        "over the lanes of a key, and the scale of the scores.",
     ),
     Row(
         "softmax",
@@ -153,10 +163,11 @@ _ROWS = (
     Row(
         "attention_sum",
         "any",
-        lambda n: n + (EXP_ROUNDINGS + 2) * math.ceil(n / ATTENTION_TILE) + 2,
+        _attention_sum,
         "sum p|v| + |out|",
-        "Weighted sum and normaliser over n keys in any order; each tile rescales both by one exp, "
-        "a product and a sum; the division rounds once.",
+        "Weighted sum and normaliser: a lane's chain over a split's keys, each weight times the "
+        "scale of a block of q8_0, a butterfly and the block's waves; each split rescales both by "
+        "one exp, a product and a sum; the division rounds once.",
     ),
     Row(
         "exponent",

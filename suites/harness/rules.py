@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.kv_cache import storage_type
 from reference.model import Model
 from reference.model.architectures import ARCHITECTURES
 from reference.model.spec import LayerSpec, ModelSpec
@@ -82,14 +81,6 @@ class LayerOps:
     @property
     def positions(self) -> NDArray[np.int64]:
         return np.arange(self.tokens, dtype=np.int64)
-
-    @property
-    def storage(self) -> tuple[np.dtype[np.floating], np.dtype[np.floating]]:
-        """Of keys and of values."""
-        return (
-            storage_type("kv-type-k", self.rules.kv_type_k),
-            storage_type("kv-type-v", self.rules.kv_type_v),
-        )
 
     def at(self, stem: str, layer: int | None = None) -> str:
         """The point's name in this layer, or in another."""

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.kv_cache import stored
 from suites.harness import bounds
 from suites.harness.bounds import Bounded
 from suites.harness.compare import Array
@@ -85,12 +86,12 @@ def _rotate(ops: LayerOps, source: str, heads: int) -> Op:
 
 def _attention(ops: LayerOps, q: Array, k: Array, v: Array) -> Bounded:
     """Reads the engine's own K and V, rounded to the storage type as the cache write does."""
-    layer, (storage_k, storage_v) = ops.layer, ops.storage
+    layer, rules = ops.layer, ops.rules
     kv_shape = (len(k), layer.head_count_kv, layer.head_size)
     return bounds.attention(
         q.reshape(len(q), layer.head_count, layer.head_size),
-        k.reshape(kv_shape).astype(storage_k),
-        v.reshape(kv_shape).astype(storage_v),
+        stored(rules.kv_type_k, k.reshape(kv_shape)),
+        stored(rules.kv_type_v, v.reshape(kv_shape)),
         0,
         layer.window,
         ops.spec.attention_scale,

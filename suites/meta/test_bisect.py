@@ -195,7 +195,7 @@ def test_a_stale_argmax_is_told_in_words(device: Device, monkeypatch: pytest.Mon
 
 def test_a_copy_that_was_skipped(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def only_argmax(self: Any, flow: ops.Flow, logits: Any, count: int) -> None:
-        ops.argmax(flow, logits, self._result, count)
+        ops.argmax(flow, logits, self._found, self._result, count)
 
     monkeypatch.setattr(sampler.SamplerTail, "queue", only_argmax)
     found = _bisect(device)
@@ -211,7 +211,7 @@ def test_staging_that_is_not_armed_and_not_written(
 
     def never_batched(self: Any, flow: ops.Flow, logits: Any, count: int) -> None:
         if flow.batched:
-            ops.argmax(flow, logits, self._result, count)
+            ops.argmax(flow, logits, self._found, self._result, count)
         else:
             queue(self, flow, logits, count)
 

@@ -32,7 +32,7 @@ def _switch_unset(monkeypatch: pytest.MonkeyPatch) -> None:
             [
                 "Layer 0 breaks first, in both prefill modes (what follows is of the batched "
                 "prefill of 15 tokens): the op attention makes kqv_out-0, and its kernel attention "
-                "(f16,f16, head size 64) does not give what it should from the inputs that it ",
+                "(f16,f16, head size 64, 4 a KV head) does not give what it should from ",
                 "above their limit: at all tokens but the first, in every head;",
                 "1 later point of the same run adds more than its limit too (op attention).",
                 "Checked and right: the KV write, ",
@@ -103,7 +103,8 @@ def test_wrong_positions_of_one_mode_alone(tmp_path: Path) -> None:
 
 
 def test_registry_rows_as_people_read_them() -> None:
-    assert readable("attention f16,f16@64 any") == "attention (f16,f16, head size 64)"
+    text = "attention (f16,f16, head size 64, 4 a KV head)"
+    assert readable("attention f16,f16@64x4 any") == text
     assert readable("delta_rule @128 any") == "delta_rule (state size 128)"
     assert readable("matvec Q4_K serial") == "matvec (Q4_K, path serial)"
     assert readable("argmax any") == "argmax"
@@ -115,13 +116,13 @@ def test_registry_rows_as_people_read_them() -> None:
 def test_kernels_of_a_point_are_those_of_its_op() -> None:
     trace = LaunchTrace()
     trace.launched = {
-        "kqv_out-1": {("kv_write", "f16,f16", "any"): 1, ("attention", "f16,f16@64", "any"): 1},
+        "kqv_out-1": {("kv_write", "f16,f16", "any"): 1, ("attention", "f16,f16@64x4", "any"): 1},
         "ffn_inp-1": {("add_rms_norm", "", "any"): 1},
         "ffn_norm-1": {},
         "beta-2": {("delta_gates", "", "any"): 1},
         "inp_embd": {("argmax", "", "any"): 1, ("embed", "F16", "any"): 1},
     }
-    assert launched(trace, "kqv_out-1") == ("attention f16,f16@64 any",)
+    assert launched(trace, "kqv_out-1") == ("attention f16,f16@64x4 any",)
     assert launched(trace, "ffn_norm-1") == ("add_rms_norm any",)
     assert launched(trace, "log_decay-2") == ("delta_gates any",)
     assert launched(trace, "inp_embd") == ("embed F16 any",)

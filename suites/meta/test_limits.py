@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from backend_hip.attention_shape import SPLIT_KEYS
 from backend_hip.registry import REGISTRY
 from backend_hip.wave import WAVE
 from fixtures.golden import TINY_GATES
@@ -235,7 +236,9 @@ def test_kernel_shapes_are_those_that_are_launched() -> None:
     """Limits of sums depend on how many lanes share them."""
     blocks = {row.op: row.block for row in REGISTRY}
     assert blocks["rms_norm"] == blocks["add_rms_norm"] == local_tolerances.NORM_BLOCK
-    assert blocks["attention"] == local_tolerances.ATTENTION_TILE == WAVE
+    assert blocks["attention"] == blocks["attention_split"]
+    assert blocks["attention"] == local_tolerances.ATTENTION_WAVES * WAVE
+    assert local_tolerances.ATTENTION_CHAIN * local_tolerances.ATTENTION_WAVES == SPLIT_KEYS
     assert 2**local_tolerances.TREE_LEVELS == WAVE
     source = Path(local_tolerances.__file__).read_text()
     assigned = {
@@ -245,5 +248,5 @@ def test_kernel_shapes_are_those_that_are_launched() -> None:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    for name in ("NORM_BLOCK", "ATTENTION_TILE", "TREE_LEVELS"):
+    for name in ("NORM_BLOCK", "ATTENTION_WAVES", "ATTENTION_CHAIN", "TREE_LEVELS"):
         assert not isinstance(assigned[name], ast.Constant), name

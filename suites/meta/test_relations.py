@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, settings
 
 from backend_hip import compile as compiling
-from backend_hip import ops, sampler, state
+from backend_hip import kv_cache, ops, sampler, state
 from backend_hip.device import Device, open_device
 from backend_hip.engine import Engine
 from backend_hip.forward import Forward
@@ -137,12 +137,15 @@ OTHER_ORDER = kernel(
 )  # fmt: skip
 WINDOW = kernel(
     "attention.hip",
-    ("position - window + 1 : 0", "position - window + 1 + (simt::grid_y() > 1) : 0"),
-)
+    ("seen_by(step, first_row + row, window)",
+     "seen_by(step, first_row + row, count > 1 ? window - 1 : window)"),
+)  # fmt: skip
 K_AS_V = kernel(
     "kv_write.hip",
-    ("K::store(k[source])", "K::store(V::load(V::store(k[source])))"),
-)
+    ("write<K>(keys, k[source],",
+     "write<K>(keys, V_TYPE == 1 ? simt::half_to_float(simt::float_to_half(k[source])) :"
+     " k[source],"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ FAULTS = {
         QWEN35,
     ),
     "cache-not-reset": Fault(
-        lambda patch: patch.setattr(state.DeviceCache, "poison", lambda self, keep=0: None),
+        lambda patch: patch.setattr(kv_cache.DeviceCache, "poison", lambda *arguments: None),
         "bytes behind position 1 are not poison", lambda w: len(w.earlier) == 1, 1,
     ),
     "no-argmax-batched": Fault(

@@ -67,6 +67,7 @@ const char* describe(uint32_t meeting) {
     case kWaveSum: return "waits in wave_sum";
     case kWaveMax: return "waits in wave_max";
     case kShuffle: return "waits in a shuffle";
+    case kButterfly: return "waits in a butterfly";
   }
   return "waits elsewhere";
 }
@@ -97,6 +98,10 @@ void complete_wave(Region& region, uint32_t first, uint32_t meeting) {
     case kShuffle:
       for (uint32_t lane = 0; lane < lanes; ++lane)
         region.result[first + lane] = region.value[first + region.source[first + lane]];
+      break;
+    case kButterfly:
+      butterfly_wave(reinterpret_cast<float* const*>(region.exchange + first), lanes, meeting >> 8 & 0xFF,
+                     meeting >> 16 & 0xFF, meeting >> 24);
       break;
     default: break;
   }
@@ -176,6 +181,15 @@ void service_wave_sum(float* values, int n) {
   meet(region, thread, kWaveSum | static_cast<uint32_t>(n) << 8);
 }
 
+void service_butterfly(float* values, int n, uint32_t high, uint32_t low) {
+  Region& region = self_region();
+  const uint32_t thread = self_thread();
+  if (n < 0 || n > 255) [[unlikely]]
+    abandon(region, hipErrorLaunchFailure, "thread %u asks butterfly for a number of columns outside its array", thread);
+  region.exchange[thread] = values;
+  meet(region, thread, kButterfly | static_cast<uint32_t>(n) << 8 | high << 16 | low << 24);
+}
+
 float service_wave_max(float value) {
   Region& region = self_region();
   const uint32_t thread = self_thread();
@@ -233,7 +247,8 @@ hipError_t check_fences(Region& region) {
 
 const simt_cpu_services& fiber_services() {
   static constexpr simt_cpu_services services{service_sync,     service_wave_sync, service_wave_sum,
-                                              service_wave_max, service_shuffle,   service_shared};
+                                              service_wave_max, service_shuffle,   service_shared,
+                                              service_butterfly};
   return services;
 }
 

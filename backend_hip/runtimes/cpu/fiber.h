@@ -19,7 +19,8 @@ class Order;
 constexpr uint32_t kSharedNbytes = 65536;
 constexpr uint32_t kMaxSharedSites = 64;
 
-// A meeting: what a lane waits for. wave_sum carries its column count above the kind.
+// A meeting: what a lane waits for. wave_sum and butterfly carry their column count above the kind, and
+// butterfly its first and last step above that.
 enum Meeting : uint32_t {
   kExit = 1,  // the thread returned from the kernel
   kBlockBarrier,
@@ -27,6 +28,7 @@ enum Meeting : uint32_t {
   kWaveSum,
   kWaveMax,
   kShuffle,
+  kButterfly,
 };
 
 struct SharedSite {
@@ -57,7 +59,7 @@ struct Region {
   char message[512];
   SharedSite sites[kMaxSharedSites];
   void* stack[SIMT_CPU_THREADS];  // of suspended fibers
-  void* exchange[SIMT_CPU_THREADS];         // wave_sum: each lane's values
+  void* exchange[SIMT_CPU_THREADS];         // wave_sum, butterfly: each lane's values
   uint32_t value[SIMT_CPU_THREADS], source[SIMT_CPU_THREADS], result[SIMT_CPU_THREADS];
 };
 

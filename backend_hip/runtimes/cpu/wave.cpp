@@ -43,6 +43,16 @@ void sum_wave(float* const* values, uint32_t lanes, uint32_t n) {
   else sum<kMaxLanes>(values, n);
 }
 
+void butterfly_wave(float* const* values, uint32_t lanes, uint32_t n, uint32_t high, uint32_t low) {
+  for (uint32_t offset = high; offset >= low && offset > 0; offset /= 2)
+    for (uint32_t lane = 0; lane < lanes; ++lane) {
+      if ((lane & offset) != 0) continue;
+      float* a = values[lane];
+      float* b = values[lane + offset];
+      for (uint32_t column = 0; column < n; ++column) a[column] = b[column] = a[column] + b[column];
+    }
+}
+
 uint32_t max_wave(const uint32_t* bits, uint32_t lanes) {
   float best;
   std::memcpy(&best, &bits[0], 4);
