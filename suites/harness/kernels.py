@@ -19,8 +19,10 @@ ONE_COLUMN = EXPERTS = "kparallel"
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "per-token": ("matvec", "matvec_expert"),
     "batched": ("matvec_batched", "matvec_experts"),
+    "decode batch": ("matvec_few", "matvec_experts"),
 }
-"""The ops of the registry that multiply by a weight matrix, by prefill mode."""
+"""The ops of the registry that multiply by a weight matrix, by prefill mode; in a decode step of
+several sequences on a path that has kernels for few columns."""
 
 
 def path_of(mode: str, path: str) -> str:
@@ -38,9 +40,12 @@ def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -
         )
 
 
-def product_rows(model: Model, path: str, mode: str, kv_types: tuple[str, str]) -> frozenset[str]:
-    """The registry rows, as routes name them, that a prefill of this mode must multiply with."""
-    keys = requirements(model.spec, model.weights, path, *kv_types)
+def product_rows(
+    model: Model, path: str, mode: str, kv_types: tuple[str, str], *, sequences: int = 1
+) -> frozenset[str]:
+    """The registry rows, as routes name them, that a prefill of this mode, or a decode step of so
+    few `sequences` that one kernel takes any of them, must multiply with."""
+    keys = requirements(model.spec, model.weights, path, *kv_types, sequences)
     return frozenset(
         " ".join(part for part in key if part) for key in keys if key[0] in _PRODUCTS[mode]
     )
