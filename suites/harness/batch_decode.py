@@ -2,8 +2,9 @@
 
 Everything before this check decodes one sequence. Here several prompts of other lengths stand in
 sequences of their own and advance in common steps: their products run other kernels, and every row
-of a step has another position, cache and recurrent state. What each sequence gives alone, which the
-checks before this one hold to the reference, is made by the same engine.
+of a step has another position, cache and recurrent state. What each gives alone is
+one prefill of all its tokens by the same engine, with the logits of every position: the checks
+before this one hold prefills to the reference, and decoding alone to a prefill.
 """
 
 from collections.abc import Iterator
@@ -12,12 +13,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from reference.model import Model
+from reference.model.sampling import argmax
 from suites.harness.compare import Array
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernels_check, product_rows
 from suites.harness.left_behind import LeftBehind
 from suites.harness.pair import bits_check, is_exact
-from suites.harness.protocol import JudgedEngine, Prefilled, Progress, Stepped, prefill_of
+from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_of
 from suites.harness.run_options import Options
 from suites.harness.tail import broken_prefill, broken_step
 from suites.harness.verdict import Check, State, behind, counted, fact
@@ -29,8 +31,8 @@ smallest group that a kernel keeps in shared memory. More cost nothing but KV me
 LENGTHS = (7, 2, 5)
 """Tokens of the prompts, all in one tile of keys: other positions for every row of a step."""
 ORDERS = ((2, 0, 1), (2, 1))
-"""The sequences of each step by row: all, none of them in the row of its number, then a part. Of the
-last step, which is production's, only the next tokens are read back."""
+"""The sequences of each step by row: all, none in the row of its number, then a part. Of the last
+step, which is production's, only the next tokens are read back."""
 STEPS = len(ORDERS)
 
 
@@ -46,10 +48,9 @@ class Batch:
 
 @dataclass
 class _Alone:
-    """What one sequence gives with no other beside it: after the prompt, and after each step."""
+    """What one sequence gives with no other beside it: `logits` (tokens, V) of every position."""
 
-    prefilled: Prefilled
-    steps: list[Stepped]
+    logits: Array
     left: LeftBehind
 
 
@@ -67,12 +68,14 @@ class _Run:
         """Runs one part after the other; a caller that sees one fail stops here."""
         alone = []
         for sequence in range(SEQUENCES):
-            made = self._alone(sequence)
-            broken = broken_prefill(made.prefilled, self._prompt(sequence))
-            for index, step in enumerate(made.steps):
-                broken = broken or broken_step(step, self._token(sequence, index))
-            yield self._says(broken is None, f"prompt {sequence} alone: {broken}")
-            alone.append(made)
+            what, tokens = f"tokens of sequence {sequence} alone", self._tokens(sequence)
+            self.engine.reset()
+            made = self._feed(what, tokens, into=0, logits="all")
+            broken, rows = broken_prefill(made, tokens), len(made.logits)
+            yield self._says(broken is None, f"{NAME}: {what}: {broken}")
+            yield self._says(rows == len(tokens), f"{NAME}: {what}: logits of {rows} positions")
+            left = LeftBehind.of(self.engine, self.batch.model.spec)
+            alone.append(_Alone(np.array(made.logits, copy=True), left))
         self.engine.reset()
         for sequence, expected in enumerate(alone):
             yield from self._prefill(sequence, expected)
@@ -93,26 +96,23 @@ class _Run:
         vocabulary = self.batch.model.spec.vocab_size
         return (self.batch.tokens[-1] + 1 + sequence + SEQUENCES * index) % vocabulary
 
-    def _feed(self, what: str, sequence: int, *, into: int) -> Prefilled:
+    def _tokens(self, sequence: int) -> tuple[int, ...]:
+        """All that a sequence is fed."""
+        steps = sum(sequence in order for order in ORDERS)
+        fed = (self._token(sequence, index) for index in range(steps))
+        return (*self._prompt(sequence), *fed)
+
+    def _feed(self, what: str, tokens: tuple[int, ...], *, into: int, logits: str) -> Prefilled:
         feed = prefill_of(self.engine, self.batch.options.modes[-1])
-        result = feed(self._prompt(sequence), sequence=into)
+        result = feed(tokens, sequence=into, logits=logits)
         self.generations.add(what, result.tail, np.asarray(result.logits))
         return result
 
-    def _alone(self, sequence: int) -> _Alone:
-        self.engine.reset()
-        prefilled = self._feed(f"prompt {sequence} alone", sequence, into=0)
-        steps = []
-        for index in range(sum(sequence in order for order in ORDERS)):
-            steps.append(self.engine.decode(self._token(sequence, index)))
-            self.generations.add(f"prompt {sequence} alone, step {index}", steps[-1].tail)
-        return _Alone(prefilled, steps, LeftBehind.of(self.engine, self.batch.model.spec))
-
     def _prefill(self, sequence: int, alone: _Alone) -> Iterator[Check]:
         what = f"{NAME}: prompt of sequence {sequence}"
-        got = self._feed(what, sequence, into=sequence)
-        yield self._bits(what, got.logits, alone.prefilled.logits)
-        length = len(self._prompt(sequence))
+        prompt = self._prompt(sequence)
+        got, length = self._feed(what, prompt, into=sequence, logits="last"), len(prompt)
+        yield self._bits(what, np.asarray(got.logits)[-1], alone.logits[length - 1])
         held = self.engine.positions[sequence]
         yield self._says(
             got.position == held == length, f"{what}: position is {held}, expected {length}"
@@ -130,10 +130,8 @@ class _Run:
         rows = product_rows(model, options.path, "decode batch", types, sequences=SEQUENCES)
         yield replace(kernels_check(f"{NAME} of {order}", results[0], rows), name=NAME)
         for row, (sequence, token, got) in enumerate(zip(order, tokens, results, strict=True)):
-            index = self.fed[sequence]
-            want = alone[sequence].steps[index]
-            what = f"{NAME}, sequence {sequence} in row {row} of {len(order)}, step {index}"
-            yield self._bits(what, got.tail.logits, want.tail.logits)
+            what = f"{NAME}, sequence {sequence} in row {row} of {len(order)}"
+            yield self._bits(what, np.asarray(got.tail.logits), self._want(sequence, alone))
             broken = broken_step(got, token)
             yield self._says(broken is None, f"{what}: {broken}")
             yield self._advanced(what, sequence, got.position)
@@ -141,7 +139,7 @@ class _Run:
     def _production_step(self, order: tuple[int, ...], alone: list[_Alone]) -> Iterator[Check]:
         tokens = [self._token(sequence, self.fed[sequence]) for sequence in order]
         emitted = self.engine.step_batch(tokens, order)
-        want = [alone[sequence].steps[self.fed[sequence]].token for sequence in order]
+        want = [argmax(self._want(sequence, alone)) for sequence in order]
         yield self._says(
             list(emitted) == want, f"{NAME}: step_batch emits {list(emitted)}, expected {want}"
         )
@@ -149,6 +147,11 @@ class _Run:
             yield self._advanced(
                 f"{NAME}, sequence {sequence}", sequence, self.engine.positions[sequence]
             )
+
+    def _want(self, sequence: int, alone: list[_Alone]) -> Array:
+        """Logits (V,) of the token that is fed next."""
+        row: Array = alone[sequence].logits[len(self._prompt(sequence)) + self.fed[sequence]]
+        return row
 
     def _advanced(self, what: str, sequence: int, position: int) -> Check:
         self.fed[sequence] += 1
@@ -167,9 +170,8 @@ class _Run:
                 yield replace(check, name=NAME, link=check.link or f"{where}: {check.detail}")
 
     def _bits(self, what: str, got: Array, want: Array) -> Check:
-        last, alone = np.atleast_2d(got)[-1:], np.atleast_2d(want)[-1:]
         link = f"{what}: logits differ from the sequence alone"
-        return bits_check(NAME, last, alone, link, self.broken_since)
+        return bits_check(NAME, got, want, link, self.broken_since)
 
     @staticmethod
     def _says(holds: bool, otherwise: str) -> Check:

@@ -190,7 +190,7 @@ class FakeEngine:
     ) -> FakePrefill:
         routes = self._routes("per-token", len(tokens))
         with self._at(sequence):
-            return self._prefill("per-token", tokens, trace, routes, len(tokens))
+            return self._prefill("per-token", tokens, trace, routes, len(tokens), logits)
 
     def prefill_batched(
         self,
@@ -203,7 +203,7 @@ class FakeEngine:
         chunks = -(-len(tokens) // self._max_cols)
         routes = self._routes("batched", chunks)
         with self._at(sequence):
-            return self._prefill("batched", tokens, trace, routes, chunks)
+            return self._prefill("batched", tokens, trace, routes, chunks, logits)
 
     def _routes(self, mode: str, launches: int) -> dict[str, int]:
         held = len(self._sequences)
@@ -217,23 +217,25 @@ class FakeEngine:
         trace: Trace | None,
         routes: dict[str, int],
         chunks: int,
+        logits: Literal["last", "all"],
     ) -> FakePrefill:
         self._mode = mode
         wanted = Trace() if trace is None else trace
-        row = np.empty(0, np.float32)
+        rows = []
         with self._numerics(mode, trace is not None):
             for place, token in enumerate(tokens):
                 if mode == "batched" and place and place % self._max_cols == 0:
                     self._fault.at_chunk(self._states)
-                row = self._reference.decode(token, trace=wanted)
+                rows.append(self._reference.decode(token, trace=wanted))
         if trace is not None:
             self._keep_last_row(trace)
-        row = self._fault.logits(row.copy(), mode)
+        row = self._fault.logits(rows[-1].copy(), mode)
+        before = rows[:-1] if logits == "all" else []
         result = FakePrefill(
             mode=mode,
             path=self._path,
             n_tokens=len(tokens),
-            logits=row[None].copy(),
+            logits=np.stack([*before, row]),
             tail=self._tail(row, mode),
             fed_token=tokens[-1],
             routes=routes,
