@@ -164,10 +164,11 @@ class _Run:
     def _left_behind(self, alone: list[_Alone]) -> Iterator[Check]:
         for sequence, expected in enumerate(alone):
             left = LeftBehind.of(self.engine, self.batch.model.spec, sequence)
-            where = f"{NAME}, sequence {sequence}: {{}} against the one alone"
+            what = f"{NAME}, sequence {sequence}"
             length = len(self._prompt(sequence)) + self.fed[sequence]
-            for check in left.checks_against(expected.left, length, NAME, where):
-                yield replace(check, name=NAME, link=check.link or f"{where}: {check.detail}")
+            where = f"{what}: {{}} against the sequence alone"
+            for check in left.checks_against(expected.left, length, what, where):
+                yield replace(check, name=NAME)
 
     def _bits(self, what: str, got: Array, want: Array) -> Check:
         link = f"{what}: logits differ from the sequence alone"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 from backend_hip.registry import REGISTRY
 from backend_hip.wave import WAVE
@@ -35,9 +36,11 @@ TREE_LEVELS = math.ceil(math.log2(WAVE))
 # RMS norm: threads of the block that share a row's sum, and their waves.
 NORM_BLOCK = REGISTRY.find("rms_norm", "", "any").block
 NORM_WAVES = NORM_BLOCK // WAVE
-# The kparallel dot product (one inline function for every number of columns): a lane takes
-# 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
+# The kparallel dot product (one inline function for every number of columns): a lane takes a unit
+# of elements a step, lanes stripe K, one butterfly over the wave ends it. kernels/formats.h: a unit
+# is 8 neighbouring elements, or 32 of a super-block of 256.
 LANE_ELEMENTS = 8
+SUPER_BLOCK, SUPER_BLOCK_LANE_ELEMENTS = 256, 32
 # kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
 EXP_ROUNDINGS = 4.0
 TANH_ROUNDINGS = 6.0
@@ -52,7 +55,8 @@ SECOND_ORDER = 1 + 2.0**-10
 class Row:
     """`roundings(n)` unit roundoffs are allowed on the op's magnitude for a sum of n terms.
 
-    `rounding` is the path whose order of summation the row describes, or "any".
+    `rounding` is the path whose order of summation the row describes, or "any"; on a path where
+    the order depends on the weights' format, what `summation` says.
     """
 
     op: str
@@ -74,9 +78,15 @@ def gamma(roundings: float) -> float:
     return amount / (1 - amount)
 
 
-def _striped(n: int) -> float:
-    steps = math.ceil(n / (LANE_ELEMENTS * WAVE))
-    return LANE_ELEMENTS * steps + TREE_LEVELS + 1
+def _striped(n: int, unit: int = LANE_ELEMENTS) -> float:
+    steps = math.ceil(n / (unit * WAVE))
+    return unit * steps + TREE_LEVELS + 1
+
+
+def summation(path: str, block_elements: int) -> str:
+    """Which row of "linear" bounds products with weights in blocks of so many elements."""
+    super_blocks = path == "kparallel" and block_elements == SUPER_BLOCK
+    return "kparallel, super-blocks" if super_blocks else path
 
 
 _ROWS = (
@@ -102,6 +112,13 @@ _ROWS = (
         "sum |w||x|",
         "A lane adds 8 products a step over ceil(K / (8 * 32)) steps, five butterfly levels "
         "follow, and a product may round by itself. Weights are the file's float32 values exactly.",
+    ),
+    Row(
+        "linear",
+        "kparallel, super-blocks",
+        partial(_striped, unit=SUPER_BLOCK_LANE_ELEMENTS),
+        "sum |w||x|",
+        "The same with units of 32: ceil(K / (32 * 32)) steps. Of a short row few lanes have one.",
     ),
     Row(
         "linear",
