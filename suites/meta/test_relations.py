@@ -192,7 +192,7 @@ FAULTS = {
         QWEN35,
     ),
     "cache-not-reset": Fault(
-        lambda patch: patch.setattr(state.DeviceCache, "poison", lambda self, keep=0: None),
+        lambda patch: patch.setattr(state.DeviceCache, "poison", lambda self, *where: None),
         "bytes behind position 1 are not poison", lambda w: len(w.earlier) == 1, 1,
     ),
     "no-argmax-batched": Fault(
