@@ -68,6 +68,11 @@ def _weight_defines(name: str) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _wide_loads(name: str) -> tuple[str, ...]:
+    """The claim of formats whose units are read 16 bytes at a time."""
+    return ("wide_loads",) if FORMATS[name].block_elements == 256 else ()
+
+
 # gguf types whose rows kernels/formats.h can decode.
 _MATRIX_FORMATS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0"),
@@ -103,7 +108,7 @@ def _rows() -> Iterable[KernelRow]:
         product = form | {"path": "kparallel"}
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
-        one = {"shape": ("ROWS_PER_WAVE", "STAGE")}
+        one = {"shape": ("ROWS_PER_WAVE", "STAGE"), "claims": _wide_loads(name)}
         yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **product, **one)
         many = product | {"entry": "matvec_batched", "shape": ("ROWS_PER_WAVE", "STAGE_COLUMNS")}
         file, signature = "matvec_batched.hip", "PPPiii"
