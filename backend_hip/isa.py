@@ -20,7 +20,7 @@ from pathlib import Path
 from backend_hip.compile import KERNEL_FOLDER, KernelSource, flatten, read_cached, seal, unseal
 from backend_hip.dispatch import source_of
 from backend_hip.offline import OfflineClang, options
-from backend_hip.registry import KernelRow
+from backend_hip.registry import FEW_COLUMNS, KernelRow
 from backend_hip.runtimes.compilers import run_tool
 from reference.model.cache import atomic_write, cache_folder
 from reference.model.errors import DeviceError
@@ -33,6 +33,8 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "STATE_SIZE": (128,),
 }
 """Values of the defines that rows leave open, by name: those of the models at hand."""
+_OWN_SIZES: Mapping[str, Mapping[str, tuple[int, ...]]] = {"matvec_few": {"MAX_COLS": FEW_COLUMNS}}
+"""Of ops whose kernels exist for these values only, whatever is asked for."""
 WAVES = (32, 64)
 ARCHITECTURE = "gfx1201"
 
@@ -135,6 +137,7 @@ def variants_of(
 
     At another wave size than the registry's a block keeps its threads, but holds one wave at least.
     """
+    sizes = {**sizes, **_OWN_SIZES.get(row.op, {})}
     names = [*row.parameters, *filter(None, [row.sized]), *(["GROUP"] if row.grouped else [])]
     unknown = [name for name in names if name not in sizes]
     if unknown:

@@ -101,6 +101,11 @@ def _weight_defines(name: str) -> tuple[tuple[str, int], ...]:
     )
 
 
+def _wide_loads(name: str) -> tuple[str, ...]:
+    """The claim of formats whose units are read 16 bytes at a time."""
+    return ("wide_loads",) if FORMATS[name].block_elements == 256 else ()
+
+
 # gguf types whose rows kernels/formats.h can decode.
 _MATRIX_FORMATS = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0"),
@@ -158,7 +163,7 @@ def _rows() -> Iterable[KernelRow]:
         product = form | {"path": "kparallel"}
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
-        one = product | {"shape": ("ROWS_PER_WAVE", "STAGE")}
+        one = product | {"shape": ("ROWS_PER_WAVE", "STAGE"), "claims": _wide_loads(name)}
         yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield from _fused_projections(name, one)

@@ -201,6 +201,7 @@ def open_engine(
     positions: int,
     progress: Callable[[str], None],
     *,
+    sequences: int = 1,
     batched_prefill: "BatchedPrefill" = "on",
     judge: "Callable[[PrefillPair], Any] | None" = None,
 ) -> "Engine":
@@ -219,6 +220,7 @@ def open_engine(
         model,
         device,
         **engine_options(arguments, model, positions),
+        sequences=sequences,
         batched_prefill=batched_prefill,
         judge=judge,
         progress=progress,
@@ -228,7 +230,10 @@ def open_engine(
 
 @dataclass
 class EngineOpener:
-    """Opens an engine when a judge asks for one, and remembers which runtime it runs on."""
+    """Opens an engine when a judge asks for one, and remembers which runtime it runs on.
+
+    It holds as many sequences as the check of decode batches needs: they cost KV memory only.
+    """
 
     arguments: argparse.Namespace
     model: Model
@@ -237,7 +242,11 @@ class EngineOpener:
     label: str = "none"
 
     def __call__(self) -> "Engine":
-        engine = open_engine(self.arguments, self.model, self.positions, self.progress)
+        from suites.harness.batch_decode import SEQUENCES
+
+        engine = open_engine(
+            self.arguments, self.model, self.positions, self.progress, sequences=SEQUENCES
+        )
         self.label = engine.device.label
         return engine
 

@@ -2,10 +2,11 @@
 
 Each input of POOL goes through the product alone and one column wide; in a case it must come out
 with the same bits wherever it stands, whatever stands beside it, and nothing may be written behind
-the last column.
+the last column. Op `few` is the product of a decode step: each column is a sequence's.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from backend_hip import experts, ops
 from backend_hip.device import Device
 from backend_hip.experts import ExpertScratch, Routing
 from backend_hip.ops import Values
-from backend_hip.registry import REGISTRY
+from backend_hip.registry import REGISTRY, few_columns
 from backend_hip.weights import DeviceTensor
 from reference.model.errors import InputError
 from reference.model.quant import FORMATS
@@ -48,13 +49,15 @@ POOL: Mapping[str, Callable[[Floats], Floats]] = {
 
 
 def lengths_of(form: str) -> tuple[int, ...]:
-    """Row lengths around the stripe of 256 that a wave takes in one step."""
+    """Row lengths around what a wave takes in one step, 256 or 1,024 of a super-block's format, and
+    around the 1,024 elements that shared memory holds of a column.
+    """
     block = FORMATS[form].block_elements
     if block == 256:
-        return (256, 512, 768)
+        return (256, 512, 1024, 1280)
     if block == 32:
-        return (32, 224, 256, 288, 576)
-    return (1, 7, 8, 9, 255, 256, 257, 300)
+        return (32, 224, 256, 288, 1056)
+    return (1, 7, 8, 9, 255, 256, 257, 1025)
 
 
 class MatesRunner:
@@ -67,7 +70,7 @@ class MatesRunner:
     def differences(self, case: Mates) -> tuple[str, ...]:
         """What comes out otherwise than alone, a line each; empty: nothing."""
         _check(case)
-        run = self._columns if case.op == "columns" else self._experts
+        run = self._experts if case.op == "experts" else self._columns
         got, behind = run(case, case.picks, batched=True)
         found = [] if behind else ["something was written behind the last column"]
         for place, pick in enumerate(case.picks):
@@ -93,15 +96,21 @@ class MatesRunner:
     ) -> tuple[Floats, bool]:
         """Results (columns, ROWS), and whether what lies behind them was left alone."""
         matrix = _generator(case.form, case.columns, 0).standard_normal((ROWS, case.columns))
-        op = "matvec_batched" if batched else "matvec"
+        key = ("matvec", case.form, "kparallel")
+        if batched and case.op == "few":
+            key = ("matvec_few", f"{case.form}@{case.max_cols}", "kparallel")
+        elif batched:
+            key = ("matvec_batched", case.form, "kparallel")
         with Lab(self._device) as lab:
             flow = lab.flow(
-                [(op, case.form, "kparallel")],
+                [key],
                 {"MAX_COLS": case.max_cols},
                 tokens=range(len(picks)),
                 batched=batched,
                 max_cols=case.max_cols,
             )
+            if case.op == "few":
+                flow = replace(flow, sequences=len(picks))
             y = lab.output(len(picks) + case.max_cols, ROWS)
             x = np.stack([_input(case, pick) for pick in picks])
             ops.linear(flow, lab.values(x), lab.weight(case.form, matrix.astype(np.float32)), y)
@@ -155,11 +164,13 @@ class MatesRunner:
 
 def _check(case: Mates) -> None:
     """Raises InputError for a case that nothing computes."""
-    forms = FORMS if case.op == "columns" else EXPERT_FORMS
+    forms = EXPERT_FORMS if case.op == "experts" else FORMS
+    few = few_columns("kparallel", len(case.picks)) if case.op == "few" else case.max_cols
     block = FORMATS[case.form].block_elements if case.form in forms else 1
     for holds, what, expected in (
         (case.form in forms, f"format is {case.form}", f"one of {', '.join(forms)}"),
         (case.columns % block == 0, f"length is {case.columns}", f"a multiple of {block}"),
+        (case.max_cols == few, f"MAX_COLS is {case.max_cols}", f"{few}, as this step's kernel has"),
         (max(case.picks) < len(POOL), f"an input is {max(case.picks)}", f"below {len(POOL)}"),
     ):
         if not holds:

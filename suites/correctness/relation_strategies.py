@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from backend_hip.registry import FEW_COLUMNS, few_columns
 from backend_hip.wave import WAVE
 from reference.model.spec import ModelSpec
 from suites.correctness.relation_mates import EXPERT_FORMS, FORMS, POOL, lengths_of
@@ -103,12 +104,19 @@ def _between(cuts: list[tuple[int, str]]) -> tuple[Piece, ...]:
 def mates(
     draw: st.DrawFn, op: str, forms: Sequence[str] = (), max_cols: Sequence[int] = MATES_MAX_COLS
 ) -> Mates:
-    """Columns of one product, or tokens of one flow through experts, with any neighbours."""
-    form = draw(st.sampled_from(forms or (FORMS if op == "columns" else EXPERT_FORMS)))
-    columns = draw(st.sampled_from(max_cols))
-    length = draw(st.sampled_from(lengths_of(form) if op == "columns" else (256,)))
-    around = {k * columns + d for k in (1, 2) for d in (-1, 0, 1)}
-    count = draw(st.sampled_from(sorted({1, 2, 3} | around - {0})))
+    """Columns of one product, or tokens of one flow through experts, with any neighbours; of a
+    decode step's product (op few) the number of columns chooses the kernel.
+    """
+    form = draw(st.sampled_from(forms or (EXPERT_FORMS if op == "experts" else FORMS)))
+    length = draw(st.sampled_from((256,) if op == "experts" else lengths_of(form)))
+    if op == "few":
+        around = {few + d for few in FEW_COLUMNS for d in (-1, 0, 1)}
+        count = draw(st.sampled_from(sorted({2, 3} | {n for n in around if n <= max(FEW_COLUMNS)})))
+        columns = few_columns("kparallel", count)
+    else:
+        columns = draw(st.sampled_from(max_cols))
+        around = {k * columns + d for k in (1, 2) for d in (-1, 0, 1)}
+        count = draw(st.sampled_from(sorted({1, 2, 3} | around - {0})))
     pick = st.integers(0, len(POOL) - 1)
     picks = draw(st.lists(pick, min_size=count, max_size=count))
     return Mates(op, form, columns, length, tuple(picks))

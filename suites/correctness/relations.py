@@ -13,6 +13,7 @@ Both have an id of one printable word that parses back to the same case:
 
     columns:Q4_K:m7:k512:0.3.0       inputs 0, 3 and 0 of the pool as the columns of one product
     experts:Q8_0:m8:k256:1.0         inputs 1 and 0 as the tokens of one flow through experts
+    few:Q8_0:m4:k256:1.0             inputs 1 and 0 as the sequences of one decode step
 """
 
 import re
@@ -36,6 +37,7 @@ WAYS = {
     "e": "per token, traced and so eager",
     "t": "batched and traced",
 }
+MATES_OPS = ("columns", "experts", "few")
 ALL_LOGITS = ("G", "B", "E", "T")
 """The prefill ways, asked for the logits of every position."""
 _PIECE = re.compile(r"([a-zA-Z])([1-9][0-9]*)")
@@ -123,8 +125,9 @@ class Walk:
 
 @dataclass(frozen=True)
 class Mates:
-    """One batched product: `picks` names the input that each column (op columns) or token (op
-    experts) holds, by its place in relation_mates.POOL. `columns` is the length of an input.
+    """One batched product: `picks` names the input that each column (op columns), token (op
+    experts) or sequence of a decode step (op few) holds, by its place in relation_mates.POOL.
+    `columns` is the length of an input.
     """
 
     op: str
@@ -134,7 +137,7 @@ class Mates:
     picks: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        _require(self.op in ("columns", "experts"), "op", self.op, "columns or experts")
+        _require(self.op in MATES_OPS, "op", self.op, f"one of {', '.join(MATES_OPS)}")
         limit = MAX_COLS_LIMIT
         _require(1 <= self.max_cols <= limit, "MAX_COLS", self.max_cols, f"1 to {limit}")
         _require(self.columns >= 1, "the length of an input", self.columns, "at least 1")
@@ -170,7 +173,7 @@ def replay_command(relation: Relation) -> str:
 
 def _parse(text: str) -> Relation:
     """Raises ValueError where fields are missing or no numbers."""
-    if text.startswith(("columns:", "experts:")):
+    if text.startswith(tuple(f"{op}:" for op in MATES_OPS)):
         op, form, max_cols, columns, inputs = text.split(":")
         picks = tuple(int(pick) for pick in inputs.split("."))
         return Mates(op, form, _number(max_cols, "m"), _number(columns, "k"), picks)

@@ -25,6 +25,7 @@ from suites.correctness.relation_strategies import Axes, mates, walks
 from suites.correctness.relations import (
     ALL_LOGITS,
     FILLS,
+    MATES_OPS,
     WAYS,
     Mates,
     Piece,
@@ -54,6 +55,8 @@ PINNED = (
     "oracle-gemma4e:f16,f16:m40:n40:s0:poison:x2:b105:E20+b21",
     "columns:Q4_K:m7:k512:6.0.7.3.0.4.0.5.0",
     "experts:Q4_K:m8:k256:6.0.7.0.0.0.0.0.0.0.0.5",
+    "few:Q4_K:m4:k1280:6.0.7",
+    "few:Q8_0:m16:k288:6.0.7.3.0.4.0.5.0",
 )
 
 
@@ -148,7 +151,7 @@ def test_every_way_gives_the_same_bits(
     )
 
 
-@pytest.mark.parametrize("op", ["columns", "experts"])
+@pytest.mark.parametrize("op", MATES_OPS)
 def test_place_and_neighbours_change_no_bit(
     op: str, walker: Walker, products: MatesRunner, pytestconfig: pytest.Config
 ) -> None:
@@ -171,7 +174,7 @@ _ANY_WALK = st.builds(
 )
 _ANY_MATES = st.builds(
     Mates,
-    st.sampled_from(("columns", "experts")),
+    st.sampled_from(MATES_OPS),
     *(st.sampled_from((*FORMS, *EXPERT_FORMS)), st.integers(1, MAX_COLS_LIMIT), st.integers(1)),
     st.lists(st.integers(0, len(POOL) - 1), min_size=1).map(tuple),
 )
@@ -206,10 +209,15 @@ def test_another_text_is_no_id(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["columns:Q9:m7:k512:0", "columns:Q4_K:m7:k100:0", "columns:Q4_K:m7:k256:8"],
+    [
+        "columns:Q9:m7:k512:0",
+        "columns:Q4_K:m7:k100:0",
+        "columns:Q4_K:m7:k256:8",
+        "few:Q4_K:m8:k256:0.1",
+    ],
 )
 def test_a_product_that_cannot_be_is_refused(
     text: str, walker: Walker, products: MatesRunner
 ) -> None:
-    with pytest.raises(InputError, match=r"^relation columns:.*, expected "):
+    with pytest.raises(InputError, match=r"^relation (columns|few):.*, expected "):
         assert_holds(parse_relation(text), walker, products)

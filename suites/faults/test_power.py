@@ -26,15 +26,18 @@ _MUST_BE_SEEN = (
     *("support", "kv-write", "recurrent-memory", "local", "local-second-mode", "local-decoded"),
     *("logits", "routes", "pair-logits", "pair-kv", "eager", "kernels", "generations"),
     *("tail-prefill", "tail-decode", "tail-probes", "replay-logits", "replay-kv"),
+    "batched-decode",
 )
 
 
 @pytest.fixture(scope="module")
 def used() -> Used:
-    """Which ops consult which rows, over clean runs of every golden model on every path."""
+    """Which ops consult which rows, over clean runs on every path: of every golden model, and of
+    one whose weights come in super-blocks.
+    """
     found = Used()
-    for name in TINY_GATES:
-        model = fault_model(f"oracle-{name}")
+    for name in (*(f"oracle-{gate}" for gate in TINY_GATES), "tiny-llama"):
+        model = fault_model(name)
         tokens = [int(token) % model.spec.vocab_size for token in range(3, 3 + LENGTH)]
         for path in PATHS:
             trace = Trace()

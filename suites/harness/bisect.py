@@ -20,6 +20,7 @@ from reference.forward import DenseCache
 from reference.model import Model
 from reference.model.errors import DeviceError
 from suites.harness import bisect_cache, bisect_forward, bisect_pair, bisect_tail, bisect_words
+from suites.harness.batch_decode import NAME as BATCH_DECODE
 from suites.harness.bisect_forward import Flows, ForwardFinding, Told
 from suites.harness.bisect_tail import TailFinding
 from suites.harness.bundle import INPUT
@@ -160,6 +161,8 @@ class _Search:
             return self._said(bisect_words.state(broken))
         if broken.name == ENTRY_POINTS:
             return self._said(bisect_words.entry(broken))
+        if broken.name == BATCH_DECODE:
+            return self._said(bisect_words.batch(broken))
         if broken.name.startswith(BITS):
             return self._bits(broken)
         return self._forward(broken, bisect_words.logits(broken))

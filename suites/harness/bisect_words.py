@@ -162,6 +162,15 @@ def entry(broken: Check) -> list[str]:
     ]
 
 
+def batch(broken: Check) -> list[str]:
+    """A sequence that decodes otherwise beside others than alone."""
+    return [
+        f"A sequence is right alone and wrong beside others: {_said(broken)}.",
+        "Look at what a common step does by row: the kernels for few columns, and each row's "
+        "position, cache start, recurrent state, logits and staging.",
+    ]
+
+
 def bits(broken: Check) -> list[str]:
     """Two runs that must have equal bits."""
     what = f"Every op is within its own limit, but {_said(broken)}."
@@ -248,6 +257,7 @@ GROUPS: tuple[tuple[str, Holds], ...] = (
     ("the sampler tail of decoding", lambda name: name == "sampler tail: decode"),
     ("ties, NaN and ends in the argmax", lambda name: name == "sampler tail: chosen logits"),
     ("what generation calls", lambda name: name == "production entry points"),
+    ("sequences that decode together", lambda name: name == "batched decode"),
     ("routing", lambda name: name.startswith("routing: ")),
 )
 

@@ -18,7 +18,7 @@ from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.compare import Array
 from suites.harness.promises import promise
-from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row
+from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row, summation
 
 Bounded = tuple[Array, Array]
 
@@ -62,7 +62,8 @@ def linear(
     magnitude = np.abs(x)
     want = np.empty((len(x), tensor.shape[0]), dtype=np.float64)
     limit = np.empty_like(want)
-    relative = row("linear", path).relative(x.shape[-1])
+    order = summation(path, tensor.format.block_elements)
+    relative = row("linear", order).relative(x.shape[-1])
     for rows in _row_blocks(tensor):
         weight = dequantise(tensor.format, tensor.raw[rows], np.float64)
         if halves:

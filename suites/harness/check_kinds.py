@@ -222,6 +222,12 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged", "invalid"),
     ),
     CheckKind(
+        "batched-decode",
+        "batched decode",
+        "sequences that decode together give and leave behind the bits of each alone",
+        ("diverged", "invalid"),
+    ),
+    CheckKind(
         "routing",
         "routing: engine against reference",
         "tokens go to the reference's experts, or to ones that rounding can't tell from them",

@@ -112,11 +112,17 @@ class FakeEngine:
         max_cols: int = 40,
         dense: DenseCache | None = None,
         batched_prefill: str = "on",
+        sequences: int = 1,
     ) -> None:
         self.batched_prefill = batched_prefill
-        self._reference = Reference(
-            model, dtype=np.float32, kv_type_k=kv_type_k, kv_type_v=kv_type_v, dense=dense
-        )
+        dense = {} if dense is None else dense
+        self._sequences = [
+            Reference(
+                model, dtype=np.float32, kv_type_k=kv_type_k, kv_type_v=kv_type_v, dense=dense
+            )
+            for _ in range(sequences)
+        ]
+        self._reference = self._sequences[0]
         self._model, self._kv_types = model, (kv_type_k, kv_type_v)
         self._fault = fault
         self._path = path
@@ -131,25 +137,42 @@ class FakeEngine:
     def position(self) -> int:
         return self._reference.position
 
+    @property
+    def positions(self) -> tuple[int, ...]:
+        return tuple(reference.position for reference in self._sequences)
+
+    @contextmanager
+    def _at(self, sequence: int) -> Iterator[None]:
+        """What is fed or read meanwhile is of that sequence."""
+        self._reference = self._sequences[sequence]
+        try:
+            yield
+        finally:
+            self._reference = self._sequences[0]
+
     def reset(self) -> None:
-        before = {layer: state.copy() for layer, state in self._states.items()}
-        self._reference.reset()
-        self._fault.at_reset(self._states, before)
+        for sequence in range(len(self._sequences)):
+            with self._at(sequence):
+                before = {layer: state.copy() for layer, state in self._states.items()}
+                self._reference.reset()
+                self._fault.at_reset(self._states, before)
 
     @property
     def _states(self) -> dict[int, RecurrentState]:
         return self._reference._states
 
-    def recurrent_state(self, layer: int) -> RecurrentState:
-        state = self._reference.recurrent_state(layer)
+    def recurrent_state(self, layer: int, sequence: int = 0) -> RecurrentState:
+        state = self._sequences[sequence].recurrent_state(layer)
         changed: RecurrentState = self._fault.state(state, layer, self._mode)
         return changed
 
     def close(self) -> None:
-        self._reference.reset()
+        for reference in self._sequences:
+            reference.reset()
 
-    def kv_contents(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        contents = self._fault.kv(self._reference.kv_contents(layer), layer, self._mode)
+    def kv_contents(self, layer: int, sequence: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
+        held = self._sequences[sequence].kv_contents(layer)
+        contents = self._fault.kv(held, layer, self._mode)
         return contents[0], contents[1]
 
     def prefill(self, tokens: Sequence[int]) -> FakePrefill:
@@ -163,9 +186,11 @@ class FakeEngine:
         *,
         trace: Trace | None = None,
         logits: Literal["last", "all"] = "last",
+        sequence: int = 0,
     ) -> FakePrefill:
         routes = self._routes("per-token", len(tokens))
-        return self._prefill("per-token", tokens, trace, routes, len(tokens))
+        with self._at(sequence):
+            return self._prefill("per-token", tokens, trace, routes, len(tokens), logits)
 
     def prefill_batched(
         self,
@@ -173,13 +198,16 @@ class FakeEngine:
         *,
         trace: Trace | None = None,
         logits: Literal["last", "all"] = "last",
+        sequence: int = 0,
     ) -> FakePrefill:
         chunks = -(-len(tokens) // self._max_cols)
         routes = self._routes("batched", chunks)
-        return self._prefill("batched", tokens, trace, routes, chunks)
+        with self._at(sequence):
+            return self._prefill("batched", tokens, trace, routes, chunks, logits)
 
     def _routes(self, mode: str, launches: int) -> dict[str, int]:
-        rows = product_rows(self._model, self._path, mode, self._kv_types)[0]
+        held = len(self._sequences)
+        rows = product_rows(self._model, self._path, mode, self._kv_types, sequences=held)[0]
         return {**dict.fromkeys(sorted(rows), launches), "argmax any": 1}
 
     def _prefill(
@@ -189,30 +217,32 @@ class FakeEngine:
         trace: Trace | None,
         routes: dict[str, int],
         chunks: int,
+        logits: Literal["last", "all"],
     ) -> FakePrefill:
         self._mode = mode
         self._reference.half_products = mode == "batched" and self._path == "matrix"
         wanted = Trace() if trace is None else trace
-        row = np.empty(0, np.float32)
+        rows = []
         with self._numerics(mode, trace is not None):
             for place, token in enumerate(tokens):
                 if mode == "batched" and place and place % self._max_cols == 0:
                     self._fault.at_chunk(self._states)
-                row = self._reference.decode(token, trace=wanted)
+                rows.append(self._reference.decode(token, trace=wanted))
         self._reference.half_products = False
         if trace is not None:
             self._keep_last_row(trace)
-        row = self._fault.logits(row.copy(), mode)
+        row = self._fault.logits(rows[-1].copy(), mode)
+        before = rows[:-1] if logits == "all" else []
         result = FakePrefill(
             mode=mode,
             path=self._path,
             n_tokens=len(tokens),
-            logits=row[None].copy(),
+            logits=np.stack([*before, row]),
             tail=self._tail(row, mode),
             fed_token=tokens[-1],
             routes=routes,
             chunks=chunks,
-            position=self.position,
+            position=self._reference.position,
             logits_poisoned=0,
         )
         other = self._last_prefill.get("per-token" if mode == "batched" else "batched")
@@ -230,6 +260,28 @@ class FakeEngine:
         step = self._fault.stepped(step, self._last_step)
         self._last_step = step
         return step
+
+    def decode_batch(
+        self, tokens: Sequence[int], sequences: Sequence[int] | None = None
+    ) -> list[FakeStep]:
+        """One sequence after the other, with the stamp that a common step gives them all."""
+        self._mode = "decode"
+        self._stamp += 1
+        routes = self._routes("decode batch", 1)
+        chosen = range(len(self._sequences)) if sequences is None else sequences
+        done = []
+        for token, sequence in zip(tokens, chosen, strict=True):
+            with self._at(sequence), self._numerics("decode batch", False):
+                row = self._reference.decode(token)
+            tail = self._tail_of(self._fault.logits(row.copy(), "decode batch"), "decode batch")
+            position = self.positions[sequence]
+            done.append(FakeStep(tail.staged_token, tail, token, position, routes))
+        return done
+
+    def step_batch(
+        self, tokens: Sequence[int], sequences: Sequence[int] | None = None
+    ) -> list[int]:
+        return [step.token for step in self.decode_batch(tokens, sequences)]
 
     def step(self, token: int) -> int:
         """The token that staging holds; DeviceError where it is none of this very step."""
@@ -255,6 +307,9 @@ class FakeEngine:
 
     def _tail(self, row: NDArray[np.float32], mode: str) -> FakeTail:
         self._stamp += 1
+        return self._tail_of(row, mode)
+
+    def _tail_of(self, row: NDArray[np.float32], mode: str) -> FakeTail:
         try:
             token = argmax(row)
         except InputError:

@@ -22,8 +22,10 @@ ONE_COLUMN = EXPERTS = "kparallel"
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "per-token": ("matvec", "matvec_expert", "matvec_add", "norm_qkv", "norm_gate_up"),
     "batched": ("matvec_batched", "matvec_experts"),
+    "decode batch": ("matvec_few", "matvec_experts"),
 }
-"""The ops of the registry that multiply by a weight matrix, by prefill mode."""
+"""The ops of the registry that multiply by a weight matrix, by prefill mode; in a decode step of
+several sequences on a path that has kernels for few columns."""
 
 Rows = frozenset[str]
 """Registry rows as routes name them."""
@@ -44,13 +46,15 @@ def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -
         )
 
 
-def product_rows(model: Model, path: str, mode: str, kv_types: tuple[str, str]) -> tuple[Rows, ...]:
-    """The sets of rows, as `family` names them, that a prefill of this mode may multiply with, each
-    of them whole.
+def product_rows(
+    model: Model, path: str, mode: str, kv_types: tuple[str, str], *, sequences: int = 1
+) -> tuple[Rows, ...]:
+    """The sets of rows, as `family` names them, that a prefill of this mode, or a decode step of so
+    few `sequences` that one kernel takes any of them, may multiply with, each of them whole.
 
     A token alone goes through fused kernels where the model has them, except under a trace.
     """
-    keys = requirements(model.spec, model.weights, path, *kv_types)
+    keys = requirements(model.spec, model.weights, path, *kv_types, sequences)
     found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
     if mode == "per-token" and not why_not_fused(model.spec, model.weights):
         head = ("matvec", model.weights.lm_head.format.name, ONE_COLUMN)

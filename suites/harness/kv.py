@@ -18,13 +18,13 @@ KVSnapshot = dict[int, tuple[Array, Array]]
 """Per layer that owns a cache, copies of K and V, each (tokens, KVH, D) in storage type."""
 
 
-def snapshot(engine: JudgedEngine, spec: ModelSpec) -> KVSnapshot:
-    """Copies of everything that the cache holds."""
+def snapshot(engine: JudgedEngine, spec: ModelSpec, sequence: int = 0) -> KVSnapshot:
+    """Copies of everything that the cache holds of a sequence."""
     return {
         layer.index: (np.array(k, copy=True), np.array(v, copy=True))
         for layer in spec.layers
         if layer.owns_kv
-        for k, v in [engine.kv_contents(layer.index)]
+        for k, v in [engine.kv_contents(layer.index, sequence)]
     }
 
 

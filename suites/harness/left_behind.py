@@ -25,8 +25,9 @@ class LeftBehind:
     states: StateSnapshot
 
     @staticmethod
-    def of(engine: JudgedEngine, spec: ModelSpec) -> "LeftBehind":
-        return LeftBehind(kv.snapshot(engine, spec), recurrent.snapshot(engine, spec))
+    def of(engine: JudgedEngine, spec: ModelSpec, sequence: int = 0) -> "LeftBehind":
+        held = recurrent.snapshot(engine, spec, sequence)
+        return LeftBehind(kv.snapshot(engine, spec, sequence), held)
 
     def notes(self) -> list[str]:
         """What there is none of."""

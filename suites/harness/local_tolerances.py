@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 from backend_hip.attention_shape import SPLIT_KEYS
 from backend_hip.registry import REGISTRY
@@ -39,9 +40,11 @@ ATTENTION_CHAIN = SPLIT_KEYS // ATTENTION_WAVES
 # RMS norm: threads of the block that share a row's sum, and their waves.
 NORM_BLOCK = REGISTRY.find("rms_norm", "", "any").block
 NORM_WAVES = NORM_BLOCK // WAVE
-# The kparallel dot product (one inline function for every number of columns): a lane takes
-# 8 neighbouring elements a step, lanes stripe K, one butterfly over the wave ends it.
+# The kparallel dot product (one inline function for every number of columns): a lane takes a unit
+# of elements a step, lanes stripe K, one butterfly over the wave ends it. kernels/formats.h: a unit
+# is 8 neighbouring elements, or 32 of a super-block of 256.
 LANE_ELEMENTS = 8
+SUPER_BLOCK, SUPER_BLOCK_LANE_ELEMENTS = 256, 32
 # The matrix unit: terms of one instruction's sums, and the waves that may share a row's K.
 FRAGMENT_K = 16
 MATRIX_WAVES = REGISTRY.find("matvec_batched", "F16/16", "matrix").block // WAVE
@@ -59,7 +62,8 @@ SECOND_ORDER = 1 + 2.0**-10
 class Row:
     """`roundings(n)` unit roundoffs are allowed on the op's magnitude for a sum of n terms.
 
-    `rounding` is the path whose order of summation the row describes, or "any".
+    `rounding` is the path whose order of summation the row describes, or "any"; on a path where
+    the order depends on the weights' format, what `summation` says.
     """
 
     op: str
@@ -81,9 +85,15 @@ def gamma(roundings: float) -> float:
     return amount / (1 - amount)
 
 
-def _striped(n: int) -> float:
-    steps = math.ceil(n / (LANE_ELEMENTS * WAVE))
-    return LANE_ELEMENTS * steps + TREE_LEVELS + 1
+def _striped(n: int, unit: int = LANE_ELEMENTS) -> float:
+    steps = math.ceil(n / (unit * WAVE))
+    return unit * steps + TREE_LEVELS + 1
+
+
+def summation(path: str, block_elements: int) -> str:
+    """Which row of "linear" bounds products with weights in blocks of so many elements."""
+    super_blocks = path == "kparallel" and block_elements == SUPER_BLOCK
+    return "kparallel, super-blocks" if super_blocks else path
 
 
 def _matrix(n: int) -> float:
@@ -118,6 +128,13 @@ _ROWS = (
         "sum |w||x|",
         "A lane adds 8 products a step over ceil(K / (8 * 32)) steps, five butterfly levels "
         "follow, and a product may round by itself. Weights are the file's float32 values exactly.",
+    ),
+    Row(
+        "linear",
+        "kparallel, super-blocks",
+        partial(_striped, unit=SUPER_BLOCK_LANE_ELEMENTS),
+        "sum |w||x|",
+        "The same with units of 32: ceil(K / (32 * 32)) steps. Of a short row few lanes have one.",
     ),
     Row(
         "linear",

@@ -63,7 +63,7 @@ PATCHES: tuple[KernelPatch, ...] = (
     KernelPatch(
         "accumulator",
         "accumulators of the dot product start at 1",
-        Change(f"{_KERNELS}/dot.h", "sums[c] = 0.0f;", "sums[c] = 1.0f;"),
+        Change(f"{_KERNELS}/dot.h", "sums[row][c] = 0.0f;", "sums[row][c] = 1.0f;"),
         ("matvec_batched.hip", "matvec.hip"),
         _PRODUCT_OPS,
     ),

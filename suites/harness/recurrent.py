@@ -23,11 +23,11 @@ def recurrent_layers(spec: ModelSpec) -> list[int]:
     return [layer.index for layer in spec.layers if layer.delta_net is not None]
 
 
-def snapshot(engine: JudgedEngine, spec: ModelSpec) -> StateSnapshot:
-    """Copies of every layer's state; empty for a model without."""
+def snapshot(engine: JudgedEngine, spec: ModelSpec, sequence: int = 0) -> StateSnapshot:
+    """Copies of every layer's state of a sequence; empty for a model without."""
     held = {}
     for layer in recurrent_layers(spec):
-        state = engine.recurrent_state(layer)
+        state = engine.recurrent_state(layer, sequence)
         held[layer] = np.array(state.memory, copy=True), np.array(state.tail, copy=True)
     return held
 

@@ -19,6 +19,7 @@ from suites.harness.local_tolerances import (
     consulted_rows,
     gamma,
     row,
+    summation,
 )
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "oracle_limit",
     "recorded_margin_limit",
     "row",
+    "summation",
 ]
 
 

@@ -3,63 +3,43 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
-    what production calls, and a second turn ->
+    what production calls, and a second turn -> sequences that decode together ->
     faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
 from reference.forward import DenseCache
 from reference.model import Model, check_tokens
-from reference.model.errors import InputError, Unsupported
+from reference.model.errors import Unsupported
 from reference.model.trace import Trace
 from suites.harness import pair as pairs
 from suites.harness import protocol, steps
+from suites.harness.batch_decode import Batch, batch_decode
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References, apart
 from suites.harness.entry_points import Judged, entry_points
 from suites.harness.generations import Generations
-from suites.harness.kernels import kernel_checks, require_path
+from suites.harness.kernels import kernel_checks
 from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
 from suites.harness.patched_kernel import OpenCopy, with_self_test
 from suites.harness.plants import bits_plants, decode_plants
-from suites.harness.protocol import PREFILL_MODES, JudgedEngine, Prefilled, Progress
+from suites.harness.protocol import JudgedEngine, Prefilled, Progress
 from suites.harness.rerun import other_prompt
 from suites.harness.routing import Choices, choices_of
+from suites.harness.run_options import Options as Options
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import noise, probe_check, told_apart
 from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
 from suites.harness.verdict import Check, State, Verdict, behind, check_of
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the engine was built with and what to run. `n_decode` steps follow the prompt."""
-
-    modes: tuple[str, ...] = PREFILL_MODES
-    n_decode: int = 16
-    path: str = "kparallel"
-    kv_type_k: str = "f16"
-    kv_type_v: str = "f16"
-
-    def __post_init__(self) -> None:
-        unknown = [mode for mode in self.modes if mode not in PREFILL_MODES]
-        if unknown or not self.modes or len(set(self.modes)) != len(self.modes):
-            raise InputError(
-                f"validate: prefill is {','.join(self.modes) or 'empty'}, expected one or both of "
-                f"{','.join(PREFILL_MODES)}"
-            )
-        if self.n_decode < 0:
-            raise InputError(f"validate: decode steps are {self.n_decode}, expected 0 or more")
-        require_path(self.path, self.modes)
 
 
 def validate(
@@ -89,7 +69,8 @@ def validate(
         check = Check("support", State.UNSUPPORTED, 0, detail=str(error), link=str(error))
         return Verdict((check,), run={"tokens": list(tokens)})
     try:
-        verdict = _Run(model, engine, tuple(tokens), options, dense, say).verdict()
+        positions = context_length or model.spec.context_length
+        verdict = _Run(model, engine, tuple(tokens), options, positions, dense, say).verdict()
     finally:
         engine.close()
     if open_copy is None:
@@ -105,10 +86,12 @@ class _Run:
         engine: JudgedEngine,
         tokens: tuple[int, ...],
         options: Options,
+        room: int,
         dense: DenseCache | None,
         say: Progress,
     ) -> None:
         self._model = model
+        self._room = room
         self._engine = engine
         self._tokens = tokens
         self._options = options
@@ -175,6 +158,7 @@ class _Run:
         self._routing()
         self._checks += replayed
         self._entry_points(results, decoded, limit)
+        self._batch_decode()
         self._say("chosen logits through the sampler tail")
         vocabulary = self._model.spec.vocab_size
         self._checks.append(probe_check(self._engine, vocabulary, self._generations))
@@ -367,6 +351,14 @@ class _Run:
         check, notes = entry_points(self._engine, judged, self._generations, since, self._say)
         self._checks.append(check)
         self._notes += notes
+
+    def _batch_decode(self) -> None:
+        batch = Batch(self._model, self._tokens, self._options, self._room)
+        check, note = batch_decode(
+            self._engine, batch, self._generations, self._broken(), self._say
+        )
+        self._checks += [] if check is None else [check]
+        self._notes += [note] if note else []
 
     def _routing(self) -> None:
         """Of the prompt, and of the decoded tokens where the replay recorded them."""

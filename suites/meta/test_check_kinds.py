@@ -31,6 +31,7 @@ from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict, check_of, device_failed
 from suites.meta import (
     broken,
+    test_batch_decode,
     test_entry_points,
     test_patched_kernel,
     test_recurrent,
@@ -200,6 +201,7 @@ PLANTS: Mapping[str, tuple[str, Judge]] = {
         _fake(Fault(broken.HEAD_MAP, numerics_mode="decode"), QWEN3),
     ),
     "entry-points": ("prefill() drops a token", test_entry_points.dropped_token),
+    "batched-decode": ("each row reads its neighbour's token", test_batch_decode.neighbours_token),
     "routing": ("the worst experts", _routing),
     "plants": ("a judge that passes everything", _blind_to_nan),
     "self-test": ("a patch that changes nothing", _self_test),

@@ -65,7 +65,7 @@ def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
 
 
 # Off by more than kparallel's sums round and by less than serial's may.
-WRONG_MATVEC = kernel("matvec.hip", ("y[row] = sum[0];", "y[row] = sum[0] * 1.00001f;"))
+WRONG_MATVEC = kernel("matvec.hip", ("= sums[r][0];", "= sums[r][0] * 1.00001f;"))
 
 
 @pytest.mark.parametrize("path", PATHS)

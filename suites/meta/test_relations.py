@@ -126,14 +126,14 @@ def _per_token_after_all(patch: pytest.MonkeyPatch) -> None:
 
 NEIGHBOUR = kernel(
     "matvec_batched.hip",
-    ("return x + static_cast<int64_t>(c) * columns;",
-     "return x + static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns;"),
+    ("four<F>(x + static_cast<int64_t>(c) * columns,",
+     "four<F>(x + static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns,"),
 )  # fmt: skip
 OTHER_ORDER = kernel(
     "matvec_batched.hip",
-    ("for (int i = 0; i < formats::STRIPE; ++i) acc = simt::fma(w[i], x[k + i], acc);",
-     "for (int j = 0; j < formats::STRIPE; ++j) { const int i = MAX_COLS > 32"
-     " ? formats::STRIPE - 1 - j : j; acc = simt::fma(w[i], x[k + i], acc); }"),
+    ("sums[row][c] = simt::fma(w[row][i + j], part[j], sums[row][c]);",
+     "const int at = MAX_COLS > 32 ? 3 - j : j;"
+     "sums[row][c] = simt::fma(w[row][i + at], part[at], sums[row][c]);"),
 )  # fmt: skip
 WINDOW = kernel(
     "attention.hip",
@@ -195,7 +195,7 @@ FAULTS = {
         QWEN35,
     ),
     "cache-not-reset": Fault(
-        lambda patch: patch.setattr(kv_cache.DeviceCache, "poison", lambda *arguments: None),
+        lambda patch: patch.setattr(kv_cache.DeviceCache, "poison", lambda *where, **_: None),
         "bytes behind position 1 are not poison", lambda w: len(w.earlier) == 1, 1,
     ),
     "no-argmax-batched": Fault(
@@ -242,12 +242,18 @@ def _replayed(case: Relation) -> Any:
 
 NAN_LEAKS = kernel(
     "matvec_batched.hip",
-    ("columns, sums[c]);", "columns, sums[c]) + 0.0f * column(0)[k];"),
-)
+    ("x.template read<F>(c, k + i, part);",
+     "x.template read<F>(c, k + i, part); float leak[4]; x.template read<F>(0, k + i, leak);"
+     "for (int j = 0; j < 4; ++j) part[j] += 0.0f * leak[j];"),
+)  # fmt: skip
 WRITES_BEHIND = kernel(
     "matvec_batched.hip",
-    ("if (c < count) y[static_cast<int64_t>(c) * rows + row] = sums[c];",
-     "y[static_cast<int64_t>(c) * rows + row] = sums[c];"),
+    ("if (c < count) y[", "y["),
+)  # fmt: skip
+FEW_NEIGHBOUR = kernel(
+    "matvec_batched.hip",
+    ("return x[static_cast<int64_t>(c) * columns + k];",
+     "return x[static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns + k];"),
 )  # fmt: skip
 EXPERTS_NEIGHBOUR = kernel(
     "matvec_experts.hip", ("slots[c] / share", "slots[c > 0 ? c - 1 : 0] / share")
@@ -256,6 +262,7 @@ PRODUCTS: dict[str, tuple[Plant, str, int, str]] = {
     "column-of-the-neighbour": (NEIGHBOUR, "columns", 2, "column 1 of"),
     "nan-of-the-neighbour": (NAN_LEAKS, "columns", 2, "have other bits"),
     "written-behind-the-last-column": (WRITES_BEHIND, "columns", 1, "behind the last column"),
+    "sequence-of-the-neighbour": (FEW_NEIGHBOUR, "few", 2, "column 1 of"),
     "expert-of-the-neighbour": (EXPERTS_NEIGHBOUR, "experts", 2, "have other bits"),
 }
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from fixtures.golden import TINY_GATES
+from reference.model import Model
 from reference.model.trace import Trace
 from suites.harness import local, local_tolerances
 from suites.harness.check_kinds import CHECK_KINDS
@@ -26,7 +27,7 @@ from suites.harness.row_power import Used, blind_rows, power_of_rows, power_tabl
 from suites.harness.tolerances import TABLE, RowKey, consulted_rows, row
 from suites.harness.verdict import State
 from suites.meta.architecture_faults import FAKE, PLACES
-from suites.meta.models import oracle_model, prompt
+from suites.meta.models import LLAMA, oracle_model, prompt, tiny_model
 
 LENGTH = 9
 WIDER = 1000
@@ -34,9 +35,17 @@ TRIED = 12
 """Points of a row that are tried until one shows that it decides."""
 
 
+NAMES = (*TINY_GATES, LLAMA)
+"""The golden models, whose weights are plain, and one with formats in super-blocks."""
+
+
+def _model(name: str) -> Model:
+    return tiny_model(name) if name == LLAMA else oracle_model(name)
+
+
 @cache
 def _clean(name: str, path: str) -> tuple[Trace, tuple[PointCheck, ...]]:
-    model = oracle_model(name)
+    model = _model(name)
     trace = Trace()
     FakeEngine(model, path=path).prefill_batched(prompt(model, LENGTH), trace=trace)
     return trace, tuple(judge_trace(model, trace, LocalRules(path)))
@@ -44,9 +53,9 @@ def _clean(name: str, path: str) -> tuple[Trace, tuple[PointCheck, ...]]:
 
 def _consulting(key: RowKey) -> Iterator[tuple[str, str, PointCheck]]:
     """Model, path and point of each kind of point whose limit has the row in it."""
-    path = key[1] if key[1] != "any" else "kparallel"
+    path = "serial" if key[1] == "serial" else "kparallel"
     seen: set[tuple[str, str]] = set()
-    for name in TINY_GATES:
+    for name in NAMES:
         for point in _clean(name, path)[1]:
             kind = point.op, point.point.stem
             if key in point.rows and kind not in seen:
@@ -63,7 +72,7 @@ def _bounded(name: str, path: str, point: PointCheck) -> tuple[Array, Array]:
         return compare(got, want, limit)
 
     with mock.patch.object(local, "compare", watch):
-        judge_point(oracle_model(name), _clean(name, path)[0], LocalRules(path), point.point)
+        judge_point(_model(name), _clean(name, path)[0], LocalRules(path), point.point)
     return found[0]
 
 
@@ -91,7 +100,7 @@ def _hides(key: RowKey, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for tried, (name, path, point) in enumerate(_consulting(key)):
         if hidden or tried == TRIED:
             break
-        model, limit = oracle_model(name), _bounded(name, path, point)[1]
+        model, limit = _model(name), _bounded(name, path, point)[1]
         with monkeypatch.context() as patch:
             patch.setattr(local_tolerances, "TABLE", _widened(key))
             wide = _bounded(name, path, point)[1]

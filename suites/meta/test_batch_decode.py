@@ -1,0 +1,164 @@
+"""Faults in steps of several sequences, planted one by one, in engines that are right alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from suites.harness.batch_decode import NAME, ORDERS, SEQUENCES
+from suites.harness.fake_engine import FakeEngine, FakeStep
+from suites.harness.validate import Options, validate
+from suites.harness.verdict import Check, State, Verdict
+from suites.meta.models import LLAMA, prompt, tiny_model
+
+Chosen = Sequence[int] | None
+
+
+class _NextSequencesToken(FakeEngine):
+    """Row r reads the token of the row behind it."""
+
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        return super().decode_batch([*tokens[1:], tokens[0]], sequences)
+
+
+class _RowsBySequence(FakeEngine):
+    """Results come by sequence, whatever order was asked for."""
+
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        done = super().decode_batch(tokens, sequences)
+        return done if sequences is None else [done[i] for i in np.argsort(sequences)]
+
+
+class _LastBit(FakeEngine):
+    """The last row's logits are off by one bit, in memory of the results' own."""
+
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        *first, last = super().decode_batch(tokens, sequences)
+        logits = last.tail.logits.copy()
+        logits[0] = np.nextafter(logits[0], np.float32(0))
+        return [*first, replace(last, tail=replace(last.tail, logits=logits))]
+
+
+class _FirstTokenForAll(FakeEngine):
+    def step_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[int]:
+        emitted = super().step_batch(tokens, sequences)
+        return [emitted[0]] * len(emitted)
+
+
+class _OneResult(FakeEngine):
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        return super().decode_batch(tokens, sequences)[:1]
+
+
+class _OldStamps(FakeEngine):
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        first, *rest = super().decode_batch(tokens, sequences)
+        old = [replace(s, tail=replace(s.tail, staged_stamp=s.tail.staged_stamp - 1)) for s in rest]
+        return [first, *old]
+
+
+class _OneColumnKernels(FakeEngine):
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        routes = self._routes("per-token", len(tokens))
+        return [replace(s, routes=routes) for s in super().decode_batch(tokens, sequences)]
+
+
+class _WritesIntoTheFirst(FakeEngine):
+    """What a sequence leaves behind is read from sequence 0."""
+
+    def kv_contents(self, layer: int, sequence: int = 0) -> Any:
+        return super().kv_contents(layer, 0)
+
+
+class _PrefillsTheFirst(FakeEngine):
+    def prefill_batched(self, tokens: Sequence[int], *, sequence: int = 0, **rest: Any) -> Any:
+        return super().prefill_batched(tokens, sequence=0, **rest)
+
+
+def judged(engine: type[FakeEngine], sequences: int = SEQUENCES, **build: Any) -> Verdict:
+    model = tiny_model(LLAMA)
+    options = Options(n_decode=1, **build)
+    path = options.path
+    return validate(
+        model,
+        lambda: engine(model, sequences=sequences, path=path),
+        prompt(model),
+        options,
+    )
+
+
+def neighbours_token() -> Verdict:
+    return judged(_NextSequencesToken)
+
+
+def _check(verdict: Verdict) -> Check:
+    (check,) = [check for check in verdict.checks if check.name == NAME]
+    return check
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (_NextSequencesToken, "sequence 2 in row 0 of 3: logits differ from the sequence alone"),
+        (_RowsBySequence, "sequence 2 in row 0 of 3: logits differ from the sequence alone"),
+        (_LastBit, "sequence 1 in row 2 of 3: logits differ from the sequence alone"),
+        (_FirstTokenForAll, "step_batch emits"),
+        (_OneResult, "1 results of 3 rows"),
+        (_OldStamps, "sequence 0 in row 1 of 3: generation stamp"),
+        (_WritesIntoTheFirst, "sequence 1: "),
+        (_PrefillsTheFirst, "prompt of sequence 1: "),
+    ],
+)
+def test_only_this_check_sees_it(engine: type[FakeEngine], words: str) -> None:
+    verdict = judged(engine)
+    assert [check.name for check in verdict.checks if check.state is not State.OK] == [NAME]
+    assert verdict.state is State.DIVERGED
+    assert words in verdict.summary()
+    assert NAME in verdict.summary()
+
+
+def test_steps_by_the_kernels_for_one_column_prove_nothing() -> None:
+    verdict = judged(_OneColumnKernels)
+    assert verdict.state is State.INVALID
+    assert "never ran matvec_few" in verdict.summary()
+
+
+@pytest.mark.parametrize("modes", [("per-token",), ("batched",), ("per-token", "batched")])
+def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
+    verdict = judged(FakeEngine, modes=modes)
+    assert verdict.summary() == "ok"
+    assert _check(verdict).elements > 2 * SEQUENCES * tiny_model(LLAMA).spec.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("sequences", "build", "why"),
+    [
+        (1, {}, "the engine holds 1 sequence, 3 are needed"),
+        (SEQUENCES, {"path": "serial"}, "path serial does not promise"),
+    ],
+)
+def test_what_is_not_run_is_said(sequences: int, build: dict[str, str], why: str) -> None:
+    verdict = judged(FakeEngine, sequences, **build)
+    assert verdict.summary() == "ok"
+    assert NAME not in [check.name for check in verdict.checks]
+    assert [note for note in verdict.notes if why in note]
+
+
+def test_no_room_for_the_steps_is_said() -> None:
+    model = tiny_model(LLAMA)
+    verdict = validate(
+        model,
+        lambda: FakeEngine(model, sequences=SEQUENCES),
+        prompt(model)[: len(ORDERS)],
+        Options(n_decode=0),
+        context_length=len(ORDERS),
+    )
+    assert verdict.summary() == "ok"
+    assert [note for note in verdict.notes if "steps and a prompt need more" in note]
+
+
+def test_each_sequence_stands_in_a_row_of_another_number() -> None:
+    assert all(row != sequence for row, sequence in enumerate(ORDERS[0]))
+    assert sorted(ORDERS[0]) == list(range(SEQUENCES))
