@@ -30,9 +30,9 @@ struct alignas(16) Four {
     float a, b, c, d;
 };
 
-constexpr int smaller(int a, int b) { return a < b ? a : b; }
-constexpr int divided_up(int a, int b) { return (a + b - 1) / b; }
-constexpr int power_of_two_from(int least) {
+SIMT_DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
+SIMT_DEVICE constexpr int divided_up(int a, int b) { return (a + b - 1) / b; }
+SIMT_DEVICE constexpr int power_of_two_from(int least) {
     int power = 1;
     while (power < least) power *= 2;
     return power;
@@ -47,7 +47,7 @@ constexpr int PITCH = power_of_two_from(HEADS);  // floats per key in `weights`:
 // side. A lane has PIECES pieces of VECTOR neighbouring elements, LANES * VECTOR apart.
 template <class S, int DIMENSIONS>
 struct Map {
-    static constexpr int vector() {
+    SIMT_DEVICE static constexpr int vector() {
         int count = smaller(S::LOADED, DIMENSIONS);
         while (HEAD_SIZE % count != 0) count /= 2;
         return count;
