@@ -202,7 +202,7 @@ def test_registry_builds_once_into_the_cache(
     stamp = first.stat().st_mtime_ns
     assert resolve_model("tiny-qwen3-q5_0") == first
     assert first.stat().st_mtime_ns == stamp
-    monkeypatch.setattr(registry, "_builder_sources", lambda: (b"another builder",))
+    monkeypatch.setattr(registry, "_sources", lambda modules: (b"another builder",))
     assert resolve_model("tiny-qwen3-q5_0") != first
 
 

@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
+from backend_hip.device import Device
 from fixtures import geometry
 from fixtures.geometry import build, tensor_nbytes
 from fixtures.geometry_table import (
@@ -142,12 +143,13 @@ def test_a_built_file_is_what_the_table_says(miniature: tuple[TinyCase, Path]) -
 
 
 def test_the_engine_agrees_with_the_reference(
-    miniature: tuple[TinyCase, Path], tmp_path: Path
+    miniature: tuple[TinyCase, Path], tmp_path: Path, device: Device
 ) -> None:
-    """The whole verdict on the CPU runtime; 17 tokens are two flows."""
+    """The whole verdict on the session's device; 17 tokens are two flows."""
     record = tmp_path / "verdict.json"
-    tokens = ",".join(map(str, TOKENS))
-    arguments = ["--tokens", tokens, "--device", "cpu", "--max-cols", "16", "--json", str(record)]
+    options = {"--tokens": ",".join(map(str, TOKENS)), "--device": device.runtime.kind}
+    options |= {"--max-cols": "16", "--json": str(record)}
+    arguments = [word for pair in options.items() for word in pair]
     assert cli.main(["validate", str(miniature[1]), *arguments]) == 0
     assert record.is_file()
 
