@@ -145,9 +145,9 @@ struct Step {
             const int at = 2 * (PARTS / 2 * j) + odd;  // of a bit, to be moved to 4
             const uint32_t moved = at < 4 ? bits << (4 - at) : bits >> (at - 4);
             const uint32_t five = (word >> (4 * odd) & 0x0f0f0f0fu) | (moved & 0xf0f0f0f0u);
-            return (five >> shift & 0x001f001fu) | HALF_1024;
+            return simt::masked_or(five >> shift, 0x001f001fu, HALF_1024);
         } else {
-            return (word >> shift & (odd ? 0x00f000f0u : 0x000f000fu)) | HALF_1024;
+            return simt::masked_or(word >> shift, odd ? 0x00f000f0u : 0x000f000fu, HALF_1024);
         }
     }
 };

@@ -101,10 +101,10 @@ struct Step {
                             const uint32_t q = nibbles[line].word[pair / 2] >> shift;
                             const uint32_t h = fields[line][pair / 2] >> (shift + PARTS * j);
                             four.word[line][w] =
-                                simt::fma2((q & (upper ? 0x00f000f0u : 0x000f000fu)) | HALF_1024,
+                                simt::fma2(simt::masked_or(q, upper ? 0x00f000f0u : 0x000f000fu, HALF_1024),
                                            scale[line][j][upper], offset[line][j][upper]);
                             two.word[line][w] =
-                                simt::fma2((h & (upper ? 0x00300030u : 0x00030003u)) | HALF_1024,
+                                simt::fma2(simt::masked_or(h, upper ? 0x00300030u : 0x00030003u, HALF_1024),
                                            scale[line][j][upper], offset[line][j][upper]);
                             part.word[line][w] = columns[line][pair / 4].word[pair % 4];
                         }

@@ -19,6 +19,7 @@
 //                   p or as far from a 4-byte boundary
 //   simt::store16(p, quad)      to a 16-byte boundary
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
+//   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
 //   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high
 //   simt::field_to_float<BITS>(word, shift)   an unsigned field, exactly; shift + BITS at most 16
 //   simt::wave_sum(values, n) wave_sum(v) wave_max(v) shuffle(v, lane) shuffle_xor(v, mask)

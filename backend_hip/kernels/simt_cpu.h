@@ -213,6 +213,9 @@ SIMT_DEVICE uint16_t fma1(uint32_t a, uint32_t b, uint32_t c) {
 SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return fma1(a, b, c) | static_cast<uint32_t>(fma1(a >> 16, b >> 16, c >> 16)) << 16;
 }
+SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
+  return (word & mask) | bits;
+}
 SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
   return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
 }

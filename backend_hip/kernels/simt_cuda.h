@@ -44,6 +44,11 @@ SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
   return v;
 }
+SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(word), "r"(mask), "r"(bits));
+  return v;
+}
 SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
   return static_cast<uint32_t>(i0 | i1 << 4 | i2 << 8 | i3 << 12);
 }
@@ -68,11 +73,12 @@ SIMT_DEVICE uint32_t load4_at_even(const void* p) {
 struct EvenQuad {
   uint32_t words[5];
   SIMT_DEVICE void fetch(const void* p) {
-    const uint64_t address = reinterpret_cast<uint64_t>(p);
-    const uint32_t* from = reinterpret_cast<const uint32_t*>(address & ~static_cast<uint64_t>(3));
+    // Steps back, because a pointer made from an integer is in no known memory.
+    const uint32_t back = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u;
+    const uint8_t* from = static_cast<const uint8_t*>(p) - back;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = from[i];
-    words[4] = from[(address & 2) != 0 ? 4 : 3];
+    for (int i = 0; i < 4; ++i) words[i] = load4(from + 4 * i);
+    words[4] = load4(from + 12 + 2 * back);
   }
   SIMT_DEVICE Quad quad(const void* p) const {
     const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p) & 2) * 8;
@@ -91,11 +97,7 @@ SIMT_DEVICE Quad load16_at_even(const void* p) {
 // both powers away. Conversion instructions run at a quarter of the rate.
 template <int BITS>
 SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
-  uint32_t placed_bits;  // word & mask | 2^23 in one instruction
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-      : "=r"(placed_bits)
-      : "r"(word), "r"(((1u << BITS) - 1u) << shift), "r"(0x4b000000u));
-  const float placed = from_bits(placed_bits);
+  const float placed = from_bits(masked_or(word, ((1u << BITS) - 1u) << shift, 0x4b000000u));
   return fma(placed, from_bits(static_cast<uint32_t>(127 - shift) << 23),
              -from_bits(static_cast<uint32_t>(150 - shift) << 23));
 }
