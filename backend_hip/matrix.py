@@ -1,14 +1,15 @@
 """Products on the matrix unit (path `matrix`): activations as halves, and the block shape by size.
 
-Declared roundings, which reference/half.py repeats: a weight is the file's float32 value rounded to
-float16; an activation row is scaled by a power of two and rounded to float16. Products are exact,
-sums float32 in an order that the unit does not tell.
+Declared roundings, which reference/half.py repeats: an activation row is scaled by a power of two and
+rounded to float16. A weight is the file's float32 value rounded to float16, but exact where up to 16
+columns meet a K format, whose integers and scales are exact as halves. Products are exact, sums
+float32 in an order that the unit does not tell.
 """
 
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.registry import MATRIX_TILES
+from backend_hip.registry import MATRIX_TILES, PACKED_TILE, runs_packed
 from backend_hip.weights import DeviceTensor
 from reference.model.weights import Weights
 
@@ -17,6 +18,9 @@ STEP = 64  # elements of K that the kernels take at once; rows of halves are pad
 NARROW_ROWS = 32  # weight rows of a block whose waves split K
 NARROW = (16, 32)  # columns of such a block; wider ones are as many rows high as columns wide
 WIDE = (64, 128)
+PACKED_ROWS = 16  # weight rows of a block of kernels/matvec_packed.hip
+SUPERBLOCK = 256  # elements of K there
+PACKED_NBYTES = 9728  # of 16 columns of a superblock, kernels/packed.h
 assert (*NARROW, *WIDE) == MATRIX_TILES
 
 # Blocks that fill the device (132 multiprocessors of an H200 with one each): a product that makes
@@ -38,15 +42,21 @@ def choose_tile(rows: int, count: int) -> int:
 
 
 class HalfColumns:
-    """Device memory for one product's activations: (rows, padded length) halves and a float32
-    scale a row. Written and read within one product, so one serves a whole flow."""
+    """Device memory for one product's activations: (rows, padded length) halves, up to 16 rows
+    packed as kernels/packed.h says, and a float32 scale a row.
+
+    Written and read within one product, so one serves a whole flow.
+    """
 
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         self.halves = Buffer(device, rows * padded(columns) * 2, "activations as halves")
+        superblocks = -(-columns // SUPERBLOCK)
+        self.packed = Buffer(device, superblocks * PACKED_NBYTES, "activations packed")
         self.scales = Buffer(device, rows * 4, "scales of the halves")
 
     def free(self) -> None:
         self.halves.free()
+        self.packed.free()
         self.scales.free()
 
 
@@ -78,12 +88,24 @@ def multiply(
 ) -> None:
     """y (count, rows) = x (count, columns) W^T, float32; `tile` None: chosen by size."""
     rows, columns = weight.shape
+    tile = tile or choose_tile(rows, count)
+    key = ("matvec_batched", f"{weight.format}/{tile}", "matrix")
+    if runs_packed(weight.format, tile):
+        if count > PACKED_TILE:
+            raise ValueError(f"matrix: count is {count}, expected at most {PACKED_TILE}, a tile's")
+        to_packed = ("to_packed", "", "any")
+        kernels.launch(to_packed, (count, 1), x, held.packed, held.scales, columns)
+        kernels.launch(
+            key,
+            (-(-rows // PACKED_ROWS), 1),
+            *(weight.buffer, held.packed, held.scales, y, rows, columns, count),
+        )
+        return
     stride = padded(columns)
     kernels.launch(("to_half", "", "any"), (count, 1), x, held.halves, held.scales, columns, stride)
-    tile = tile or choose_tile(rows, count)
     height = NARROW_ROWS if tile in NARROW else tile
     kernels.launch(
-        ("matvec_batched", f"{weight.format}/{tile}", "matrix"),
+        key,
         (-(-rows // height), -(-count // tile)),
         *(weight.buffer, held.halves, held.scales, y, rows, columns, stride, count),
     )

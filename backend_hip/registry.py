@@ -25,7 +25,9 @@ from reference.model.spec import LayerSpec, ModelSpec
 from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
-MATRIX_TILES = (16, 32, 64, 128)  # columns of a block, entries of matvec_batched_matrix.hip
+MATRIX_TILES = (16, 32, 64, 128)  # columns of a block on path matrix
+PACKED_TILE = 16  # where formats of PACKED_FORMATS run matvec_packed.hip
+PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,11 @@ _ARITHMETIC = {
 }
 
 
+def runs_packed(form: str, tile: int) -> bool:
+    """Whether blocks of `tile` columns read weights as the file has them and packed activations."""
+    return tile == PACKED_TILE and form in PACKED_FORMATS
+
+
 def _row(op: str, file: str, signature: str, block: int, **rest: Any) -> KernelRow:
     """A row with variant "", path "any" and the op's name as entry, unless `rest` says others."""
     return KernelRow(
@@ -173,9 +180,15 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
-        for tile in MATRIX_TILES:  # four entries of one code object
+        for tile in MATRIX_TILES:  # entries of one code object
             matrix = form | {"path": "matrix", "entry": f"matvec_batched_{tile}"}
             matrix["variant"] = f"{name}/{tile}"
+            if runs_packed(name, tile):
+                matrix["entry"] = "matvec_packed"
+                yield _row(
+                    *("matvec_batched", "matvec_packed.hip", "PPPPiii", 256), **matrix, waves=(32,)
+                )
+                continue
             yield _row(
                 "matvec_batched",
                 "matvec_batched_matrix.hip",
@@ -189,6 +202,7 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
 
     yield _row("to_half", "to_half.hip", "PPPii", 256)
+    yield _row("to_packed", "to_packed.hip", "PPPi", 256, waves=(32,))
     yield _row("rms_norm", "rms_norm.hip", "PPPif", 128)
     yield _row("add_rms_norm", "rms_norm.hip", "PPPPPif", 128)
     for pairing, code in (("norm", 0), ("neox", 1)):
@@ -356,7 +370,7 @@ def requirements(
             ops.append("scale")
     keys.append(("gated", spec.activation, "any"))
     if path == "matrix":
-        ops.append("to_half")
+        ops += ["to_half", "to_packed"]
     if spec.qkv_bias:
         ops.append("add_bias")
     if spec.gated_attention:

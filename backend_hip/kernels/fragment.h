@@ -11,6 +11,14 @@
 //   d.value(i), row(i), column(i) for i < SUMS   this lane's results and where they belong
 //   halves(low, high)        two floats rounded to nearest even as a pair of halves, low bits first
 //
+// For operands that are made in registers, PARTS lanes share a line (a row of weights, or a column of
+// activations), and a lane holds LINES lines of each operand, of each its part of the 16 k as WORDS
+// pairs of halves. Which k stand there is the caller's, as long as both operands agree.
+//
+//   Own a, b;  a.word[i][n]   pair n of line i;  part() line(i)   this lane's part; line i's number
+//   Unit unit;  unit.multiply_add(sums, rows, columns)   float sums[SUMS]; every lane must reach it
+//   own_line(i) own_column(i)   of sum i: the line held here that is its row, and its column
+//
 // Products of halves are exact in float. Their sum's order and rounding are the unit's own (CPU: fma in
 // ascending k), so results agree between platforms within a bound and not bit for bit.
 #pragma once

@@ -33,6 +33,29 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
   d.v = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a.v, b.v, d.v);
 }
 
+constexpr int PARTS = 2;
+constexpr int LINES = 1;
+constexpr int WORDS = 8 / PARTS;
+struct Own { uint32_t word[LINES][WORDS]; };
+
+SIMT_DEVICE int part() { return simt::lane() / 16; }
+SIMT_DEVICE int line(int) { return simt::lane() % 16; }
+SIMT_DEVICE int own_line(int) { return 0; }
+SIMT_DEVICE int own_column(int i) { return row(i); }
+
+// Rows stand where B does, so that a lane's sums belong to the row that it holds.
+struct Unit {
+  SIMT_DEVICE void multiply_add(float (&d)[SUMS], const Own& rows, const Own& columns) {
+    Float8 v;
+    SIMT_UNROLL
+    for (int i = 0; i < SUMS; ++i) v[i] = d[i];
+    v = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(__builtin_bit_cast(Half8, columns),
+                                                        __builtin_bit_cast(Half8, rows), v);
+    SIMT_UNROLL
+    for (int i = 0; i < SUMS; ++i) d[i] = v[i];
+  }
+};
+
 SIMT_DEVICE uint32_t halves(float low, float high) {
   return simt::float_to_half(low) | (static_cast<uint32_t>(simt::float_to_half(high)) << 16);
 }

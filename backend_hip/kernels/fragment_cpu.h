@@ -35,6 +35,42 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
     for (int i = 0; i < SUMS; ++i) d.v[i] = simt::fma(a.v[k][i], b.v[k], d.v[i]);
 }
 
+constexpr int PARTS = 2;
+constexpr int LINES = 1;
+constexpr int WORDS = 8 / PARTS;
+struct Own { uint32_t word[LINES][WORDS]; };
+
+SIMT_DEVICE int part() { return simt::lane() / 16; }
+SIMT_DEVICE int line(int) { return simt::lane() % 16; }
+SIMT_DEVICE int own_line(int) { return 0; }
+SIMT_DEVICE int own_column(int i) { return row(i); }
+
+// The lanes of a wave show each other their operands in two turns: a turn's memory is written again only
+// after every lane has passed the other turn's meeting, so one meeting a product is enough.
+struct Unit {
+  static constexpr int SIDE = 16, TURN = 2 * SIDE * SIDE;
+  float* shown;  // this wave's: rows and columns of two turns, each by k
+  int turn = 0;
+  SIMT_DEVICE Unit() {
+    SIMT_SHARED(float, memory, SIMT_BLOCK / SIMT_WAVE * 2 * TURN);
+    shown = memory + simt::wave() * 2 * TURN;
+  }
+  SIMT_DEVICE void multiply_add(float (&d)[SUMS], const Own& rows, const Own& columns) {
+    float* const row_at = shown + turn * TURN;
+    float* const column_at = row_at + SIDE * SIDE;
+    for (int i = 0; i < 2 * WORDS; ++i) {
+      const int at = (2 * WORDS * part() + i) * SIDE + line(0), shift = i % 2 * 16;
+      row_at[at] = simt::half_to_float(static_cast<uint16_t>(rows.word[0][i / 2] >> shift));
+      column_at[at] = simt::half_to_float(static_cast<uint16_t>(columns.word[0][i / 2] >> shift));
+    }
+    simt::wave_sync();
+    for (int k = 0; k < SIDE; ++k)
+      for (int i = 0; i < SUMS; ++i)
+        d[i] = simt::fma(row_at[k * SIDE + line(0)], column_at[k * SIDE + own_column(i)], d[i]);
+    turn ^= 1;
+  }
+};
+
 SIMT_DEVICE uint32_t halves(float low, float high) {
   return simt::float_to_half(low) | (static_cast<uint32_t>(simt::float_to_half(high)) << 16);
 }

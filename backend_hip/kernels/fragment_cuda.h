@@ -42,6 +42,30 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
   }
 }
 
+constexpr int PARTS = 4;
+constexpr int LINES = 2;
+constexpr int WORDS = 8 / PARTS;
+struct Own { uint32_t word[LINES][WORDS]; };
+
+SIMT_DEVICE int part() { return simt::lane() % 4; }
+SIMT_DEVICE int line(int i) { return simt::lane() / 4 + 8 * i; }
+SIMT_DEVICE int own_line(int i) { return (i / 2) % 2; }
+SIMT_DEVICE int own_column(int i) { return column(i); }
+
+struct Unit {
+  SIMT_DEVICE void multiply_add(float (&d)[SUMS], const Own& rows, const Own& columns) {
+    SIMT_UNROLL
+    for (int i = 0; i < LINES; ++i) {
+      float* v = d + 4 * i;
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+          "{%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
+          : "r"(rows.word[0][0]), "r"(rows.word[1][0]), "r"(rows.word[0][1]), "r"(rows.word[1][1]),
+            "r"(columns.word[i][0]), "r"(columns.word[i][1]));
+    }
+  }
+};
+
 SIMT_DEVICE uint32_t halves(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

@@ -7,6 +7,7 @@
 // Defines before this header:
 //   SIMT_BLOCK  threads per block (1-D blocks), at most 256, a multiple of SIMT_WAVE; required
 //   SIMT_WAVE   lanes per wave, 32 (default) or 64
+//   SIMT_RESIDENT  blocks that a multiprocessor shall hold at once (default 1): bounds registers; NVIDIA only
 //
 //   SIMT_KERNEL(name, type argument, ...) { body }   arguments: pointers and 4- or 8-byte scalars
 //   SIMT_KERNEL_RESIDENT(blocks, name, ...)          as many blocks must fit into a multiprocessor's registers
@@ -16,7 +17,12 @@
 //   simt::sync()        every thread of the block must reach it
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
+//   simt::EvenQuad: fetch(p), later quad(q)   load16_at_even in two steps, the second of which waits; q is
+//                   p or as far from a 4-byte boundary
 //   simt::store16(p, quad)      to a 16-byte boundary
+//   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
+//   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
+//   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high
 //   simt::field_to_float<BITS>(word, shift)   an unsigned field, exactly; shift + BITS at most 16
 //   simt::load8(p)      bytes from an 8-byte boundary
 //   simt::signed_bytes_to_floats(word, values)   halves_to_floats(word, values)   all of a word, exactly
@@ -34,6 +40,9 @@
 
 #ifndef SIMT_WAVE
 #define SIMT_WAVE 32
+#endif
+#ifndef SIMT_RESIDENT
+#define SIMT_RESIDENT 1
 #endif
 #ifndef SIMT_BLOCK
 #error "simt.h: define SIMT_BLOCK, the threads per block"

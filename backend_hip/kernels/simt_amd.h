@@ -47,6 +47,22 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return __builtin_bit_cast(uint16_t, static_cast<_Float16>(v));
 }
 
+typedef _Float16 Half2 __attribute__((ext_vector_type(2)));
+SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  return __builtin_bit_cast(uint32_t, __builtin_elementwise_fma(__builtin_bit_cast(Half2, a),
+                                                               __builtin_bit_cast(Half2, b),
+                                                               __builtin_bit_cast(Half2, c)));
+}
+SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
+  return (word & mask) | bits;
+}
+SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
+  return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
+}
+SIMT_DEVICE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  return __builtin_amdgcn_perm(high, low, selector);
+}
+
 template <int ALIGNMENT, class T>
 SIMT_DEVICE T load_as(const void* p) {
   T v;
@@ -55,6 +71,11 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+struct EvenQuad {
+  Quad loaded;
+  SIMT_DEVICE void fetch(const void* p) { loaded = load16_at_even(p); }
+  SIMT_DEVICE Quad quad(const void*) const { return loaded; }
+};
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }

@@ -140,6 +140,11 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+struct EvenQuad {
+  Quad loaded;
+  SIMT_DEVICE void fetch(const void* p) { loaded = load16_at_even(p); }
+  SIMT_DEVICE Quad quad(const void*) const { return loaded; }
+};
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }
@@ -209,6 +214,26 @@ SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
 }
 SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
   for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
+}
+SIMT_DEVICE uint16_t fma1(uint32_t a, uint32_t b, uint32_t c) {
+  return float_to_half(fma(half_to_float(static_cast<uint16_t>(a)), half_to_float(static_cast<uint16_t>(b)),
+                           half_to_float(static_cast<uint16_t>(c))));
+}
+SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  return fma1(a, b, c) | static_cast<uint32_t>(fma1(a >> 16, b >> 16, c >> 16)) << 16;
+}
+SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
+  return (word & mask) | bits;
+}
+SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
+  return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
+}
+SIMT_DEVICE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t both = low | static_cast<uint64_t>(high) << 32;
+  uint32_t v = 0;
+  for (int i = 0; i < 32; i += 8)
+    v |= static_cast<uint32_t>(both >> ((selector >> i & 7u) * 8) & 0xFFu) << i;
+  return v;
 }
 
 SIMT_DEVICE uint32_t shuffle(uint32_t v, int source_lane) {

@@ -8,7 +8,7 @@
 
 #define SIMT_DEVICE __device__ __forceinline__
 #define SIMT_KERNEL(name, ...) \
-  extern "C" __global__ void __launch_bounds__(SIMT_BLOCK) name(__VA_ARGS__)
+  extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, SIMT_RESIDENT) name(__VA_ARGS__)
 #define SIMT_KERNEL_RESIDENT(blocks, name, ...) \
   extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, blocks) name(__VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) static __shared__ __align__(16) Type name[count]
@@ -41,6 +41,23 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return code;
 }
 
+SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t v;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+  return v;
+}
+SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
+  uint32_t v;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(word), "r"(mask), "r"(bits));
+  return v;
+}
+SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
+  return static_cast<uint32_t>(i0 | i1 << 4 | i2 << 8 | i3 << 12);
+}
+SIMT_DEVICE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
 SIMT_DEVICE Quad load16(const void* p) {
   const uint4 v = *static_cast<const uint4*>(p);
   return {{v.x, v.y, v.z, v.w}};
@@ -58,28 +75,35 @@ SIMT_DEVICE uint32_t load4_at_even(const void* p) {
   const uint16_t* halves = static_cast<const uint16_t*>(p);
   return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
 }
+// Its words stay apart until they are used: what is being loaded can't be shifted without waiting.
+struct EvenQuad {
+  uint32_t words[5];
+  SIMT_DEVICE void fetch(const void* p) {
+    // Steps back, because a pointer made from an integer is in no known memory.
+    const uint32_t back = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u;
+    const uint8_t* from = static_cast<const uint8_t*>(p) - back;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i] = load4(from + 4 * i);
+    words[4] = load4(from + 12 + 2 * back);
+  }
+  SIMT_DEVICE Quad quad(const void* p) const {
+    const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p) & 2) * 8;
+    Quad v;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(words[i], words[i + 1], shift);
+    return v;
+  }
+};
 SIMT_DEVICE Quad load16_at_even(const void* p) {
-  const uint64_t address = reinterpret_cast<uint64_t>(p);
-  const uint32_t* words = reinterpret_cast<const uint32_t*>(address & ~static_cast<uint64_t>(3));
-  const uint32_t shift = static_cast<uint32_t>(address & 2) * 8;
-  uint32_t w[5];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) w[i] = words[i];
-  w[4] = words[shift != 0 ? 4 : 3];
-  Quad v;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(w[i], w[i + 1], shift);
-  return v;
+  EvenQuad loaded;
+  loaded.fetch(p);
+  return loaded.quad(p);
 }
 // The field becomes mantissa bits of 2^23, where it counts field * 2^shift; one fused multiply-add takes
 // both powers away. Conversion instructions run at a quarter of the rate.
 template <int BITS>
 SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
-  uint32_t placed_bits;  // word & mask | 2^23 in one instruction
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;"
-      : "=r"(placed_bits)
-      : "r"(word), "r"(((1u << BITS) - 1u) << shift), "r"(0x4b000000u));
-  const float placed = from_bits(placed_bits);
+  const float placed = from_bits(masked_or(word, ((1u << BITS) - 1u) << shift, 0x4b000000u));
   return fma(placed, from_bits(static_cast<uint32_t>(127 - shift) << 23),
              -from_bits(static_cast<uint32_t>(150 - shift) << 23));
 }
