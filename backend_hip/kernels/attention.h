@@ -30,31 +30,29 @@ struct alignas(16) Four {
     float a, b, c, d;
 };
 
-SIMT_DEVICE constexpr int smaller(int a, int b) { return a < b ? a : b; }
-SIMT_DEVICE constexpr int divided_up(int a, int b) { return (a + b - 1) / b; }
-SIMT_DEVICE constexpr int power_of_two_from(int least) {
-    int power = 1;
-    while (power < least) power *= 2;
-    return power;
-}
+// The least power of two that is not below N. (Not a function: run-time compilers differ in whether one may
+// be called where a constant of the file is made.)
+template <int N>
+struct PowerOfTwoFrom {
+    static_assert(N <= 64, "attention: more than the lanes of a wave");
+    static constexpr int value =
+        N <= 1 ? 1 : N <= 2 ? 2 : N <= 4 ? 4 : N <= 8 ? 8 : N <= 16 ? 16 : N <= 32 ? 32 : 64;
+};
 
 // A group with more heads than a block takes is served by HEAD_PASSES blocks, which read its keys again.
-constexpr int HEADS = divided_up(GROUP, HEAD_PASSES);
-constexpr int MIXED = HEADS * HEAD_SIZE;         // results of one row
-constexpr int PITCH = power_of_two_from(HEADS);  // floats per key in `weights`: one for each head
+constexpr int HEADS = (GROUP + HEAD_PASSES - 1) / HEAD_PASSES;
+constexpr int MIXED = HEADS * HEAD_SIZE;              // results of one row
+constexpr int PITCH = PowerOfTwoFrom<HEADS>::value;  // floats per key in `weights`: one for each head
 
 // How a wave's lanes lie over rows of HEAD_SIZE elements: LANES of them over a key's row, KEYS rows side by
 // side. A lane has PIECES pieces of VECTOR neighbouring elements, LANES * VECTOR apart.
 template <class S, int DIMENSIONS>
 struct Map {
-    SIMT_DEVICE static constexpr int vector() {
-        int count = smaller(S::LOADED, DIMENSIONS);
-        while (HEAD_SIZE % count != 0) count /= 2;
-        return count;
-    }
-    static constexpr int VECTOR = vector();
+    static constexpr int WIDEST = S::LOADED < DIMENSIONS ? S::LOADED : DIMENSIONS;
+    static constexpr int DIVISOR = HEAD_SIZE & -HEAD_SIZE;  // the largest power of two that divides it
+    static constexpr int VECTOR = WIDEST < DIVISOR ? WIDEST : DIVISOR;
     static constexpr int PIECES = DIMENSIONS / VECTOR;
-    static constexpr int LANES = power_of_two_from(divided_up(HEAD_SIZE, DIMENSIONS));
+    static constexpr int LANES = PowerOfTwoFrom<(HEAD_SIZE + DIMENSIONS - 1) / DIMENSIONS>::value;
     static constexpr int KEYS = SIMT_WAVE / LANES;
     static constexpr int STEPS = SPLIT_KEYS / (KEYS * WAVES);  // each takes KEYS keys of every wave
     static constexpr int WORDS = VECTOR * static_cast<int>(sizeof(typename S::Element)) / 4;
@@ -156,8 +154,9 @@ struct Reader {
     }
 };
 
-constexpr int KEY_BATCH = smaller(KeyMap::STEPS, KeyMap::PIECES < 4 ? 4 / KeyMap::PIECES : 1);
-constexpr int VALUE_BATCH = smaller(ValueMap::STEPS, 4);
+constexpr int KEYS_AHEAD = KeyMap::PIECES < 4 ? 4 / KeyMap::PIECES : 1;
+constexpr int KEY_BATCH = KEYS_AHEAD < KeyMap::STEPS ? KEYS_AHEAD : KeyMap::STEPS;
+constexpr int VALUE_BATCH = ValueMap::STEPS < 4 ? ValueMap::STEPS : 4;
 using KeyBatch = Batch<K, KeyMap, KEY_BATCH>;
 using ValueBatch = Batch<V, ValueMap, VALUE_BATCH>;
 using KeyReader = Reader<K, KeyMap>;

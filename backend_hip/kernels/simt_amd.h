@@ -10,7 +10,9 @@
 #define SIMT_KERNEL(name, ...)                                                                     \
   extern "C" __attribute__((global, amdgpu_flat_work_group_size(SIMT_BLOCK, SIMT_BLOCK))) void name( \
       __VA_ARGS__)
-#define SIMT_KERNEL_RESIDENT(blocks, name, ...) SIMT_KERNEL(name, __VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...)          \
+  static_assert((blocks) > 0, "no block would be resident"); \
+  SIMT_KERNEL(name, __VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) \
   static __attribute__((shared, aligned(16))) Type name[count]
 

@@ -105,7 +105,9 @@ __attribute__((used, visibility("default"))) inline uint32_t assay_module_init(
       simt::cpu::entry<&simt_body_##name>::describe(#name);                                \
   }                                                                                        \
   static inline __attribute__((always_inline)) void simt_body_##name(__VA_ARGS__)
-#define SIMT_KERNEL_RESIDENT(blocks, name, ...) SIMT_KERNEL(name, __VA_ARGS__)
+#define SIMT_KERNEL_RESIDENT(blocks, name, ...)          \
+  static_assert((blocks) > 0, "no block would be resident"); \
+  SIMT_KERNEL(name, __VA_ARGS__)
 
 // The address of the static names the array, as its symbol does on a GPU: one array a site, whoever reaches it.
 #define SIMT_SHARED(Type, name, count)                                                      \

@@ -37,6 +37,38 @@ SIMT_KERNEL(columns_sum, const float* in, float* out, int32_t n) {
   SIMT_UNROLL
   for (int c = 0; c < COLUMNS; ++c) out[simt::thread() * COLUMNS + c] = values[c];
 }
+SIMT_KERNEL(part_of_the_butterfly, const float* in, float* out) {
+  float values[3];
+  for (int c = 0; c < 3; ++c) values[c] = in[simt::thread() * 3 + c];
+  simt::butterfly<16, 8>(values, 2);
+  for (int c = 0; c < 3; ++c) out[simt::thread() * 3 + c] = values[c];
+}
+template <int HIGH, int N>
+SIMT_DEVICE void spread(const float* in, float* out, int32_t* first) {
+  float values[N];
+  for (int c = 0; c < N; ++c) values[c] = in[simt::thread() * 8 + c];
+  first[simt::thread()] = simt::spread_sum<HIGH>(values);
+  for (int c = 0; c < N; ++c) out[simt::thread() * 8 + c] = values[c];
+}
+SIMT_KERNEL(spread_4_of_8, const float* in, float* out, int32_t* first) {
+  spread<4, 4>(in, out, first);
+}
+SIMT_KERNEL(spread_8_of_2, const float* in, float* out, int32_t* first) {
+  spread<1, 8>(in, out, first);
+}
+SIMT_KERNEL(spread_1_of_32, const float* in, float* out, int32_t* first) {
+  spread<16, 1>(in, out, first);
+}
+SIMT_KERNEL(spread_2_of_1, const float* in, float* out, int32_t* first) {
+  spread<0, 2>(in, out, first);
+}
+SIMT_KERNEL(words, const uint32_t* in, float* bytes, float* halves, uint32_t* again) {
+  const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
+  simt::signed_bytes_to_floats(in[i], bytes + 4 * i);
+  simt::halves_to_floats(in[i], halves + 2 * i);
+  const simt::Pair pair = simt::load8(in + i / 2 * 2);
+  again[i] = pair.word[i % 2];
+}
 SIMT_KERNEL(wave_operations, const float* in, float* maximum, float* rotated, float* flipped) {
   const float v = in[simt::thread()];
   maximum[simt::thread()] = simt::wave_max(v);
@@ -127,6 +159,51 @@ def test_wave_sum_is_one_butterfly_bit_for_bit(count: int, run: Run) -> None:
         offset //= 2
     want = np.where(np.arange(COLUMNS) < count, tree.reshape(BLOCK, COLUMNS), values)
     np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def _butterfly(values: NDArray[np.float32], high: int, low: int) -> NDArray[np.float32]:
+    """(threads, columns) after the steps high, high / 2 .. low."""
+    tree = values.reshape(-1, WAVE, values.shape[-1])
+    while high >= low and high > 0:
+        tree = tree + tree[:, np.arange(WAVE) ^ high]
+        high //= 2
+    return tree.reshape(values.shape)
+
+
+def test_part_of_a_butterfly_leaves_the_other_columns(run: Run) -> None:
+    values = np.random.default_rng(2).standard_normal((BLOCK, 3)).astype(np.float32)
+    _, got = run("part_of_the_butterfly", "PP", (1, 1), values, np.zeros_like(values))
+    want = np.where(np.arange(3) < 2, _butterfly(values, 16, 8), values)
+    assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(4, 8), (8, 2), (1, 32), (2, 1)])
+def test_a_spread_sum_has_the_bits_of_the_butterfly(columns: int, lanes: int, run: Run) -> None:
+    values = np.random.default_rng(columns).standard_normal((BLOCK, 8)).astype(np.float32)
+    outs = (np.zeros_like(values), np.zeros(BLOCK, dtype=np.int32))
+    _, got, first = run(f"spread_{columns}_of_{lanes}", "PPP", (1, 1), values, *outs)
+    sums, kept = _butterfly(values, lanes // 2, 1), max(columns // lanes, 1)
+    for thread in range(BLOCK):
+        held = sums[thread, first[thread] : first[thread] + kept]
+        assert len(held) == kept
+        assert got[thread, :kept].tobytes() == held.tobytes(), thread
+    # Every group of lanes holds every column.
+    for group in first.reshape(-1, lanes):
+        assert set(group) == set(range(0, columns, kept))
+
+
+def test_words_become_bytes_and_halves_exactly(run: Run) -> None:
+    words = np.random.default_rng(4).integers(0, 2**32, 64 * BLOCK, dtype=np.uint32)
+    words[:256] = np.arange(256, dtype=np.uint32) * np.uint32(0x01010101)
+    outs = (np.zeros(4 * words.size, np.float32), np.zeros(2 * words.size, np.float32))
+    grid = (words.size // BLOCK, 1)
+    _, signed, halves, again = run("words", "PPPP", grid, words, *outs, np.zeros_like(words))
+    np.testing.assert_array_equal(signed, words.view(np.int8).astype(np.float32))
+    want = words.view(np.float16).astype(np.float32)
+    numbers = ~np.isnan(want)
+    np.testing.assert_array_equal(halves[numbers], want[numbers])
+    assert np.isnan(halves[~numbers]).all()
+    np.testing.assert_array_equal(again, words)
 
 
 def test_wave_max_and_shuffles(run: Run) -> None:
