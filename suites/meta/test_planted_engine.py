@@ -65,7 +65,7 @@ def test_the_engine_as_it_is_is_ok(device: Device, name: str) -> None:
 
 
 # Off by more than kparallel's sums round and by less than serial's may.
-WRONG_MATVEC = kernel("matvec.hip", ("= sums[r][0];", "= sums[r][0] * 1.00001f;"))
+WRONG_MATVEC = kernel("matvec.hip", (": sums[r][0];", ": sums[r][0] * 1.00001f;"))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -89,7 +89,7 @@ def test_a_path_that_did_not_run_is_invalid(device: Device) -> None:
     model = tiny_model(LLAMA)
 
     def open_engine() -> Engine:
-        engine = _OtherPath(model, device, path="serial", context_length=CONTEXT)
+        engine = _OtherPath(model, device, path="serial", fused=False, context_length=CONTEXT)
         rows = requirements(model.spec, model.weights, "kparallel", "f16", "f16")
         engine.kernels = Kernels(device, REGISTRY, rows, {"MAX_COLS": engine.max_cols})
         return engine

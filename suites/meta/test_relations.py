@@ -126,14 +126,14 @@ def _per_token_after_all(patch: pytest.MonkeyPatch) -> None:
 
 NEIGHBOUR = kernel(
     "matvec_batched.hip",
-    ("four<F>(x + static_cast<int64_t>(c) * columns,",
-     "four<F>(x + static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns,"),
+    ("const float* column = x + static_cast<int64_t>(c) * columns;",
+     "const float* column = x + static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns;"),
 )  # fmt: skip
 OTHER_ORDER = kernel(
     "matvec_batched.hip",
-    ("sums[row][c] = simt::fma(w[row][i + j], part[j], sums[row][c]);",
-     "const int at = MAX_COLS > 32 ? 3 - j : j;"
-     "sums[row][c] = simt::fma(w[row][i + at], part[at], sums[row][c]);"),
+    ("sums[r][c] = simt::fma(w[r][i + j], values[j], sums[r][c]);",
+     "const int from = MAX_COLS > 32 ? 3 - j : j;"
+     "sums[r][c] = simt::fma(w[r][i + from], values[from], sums[r][c]);"),
 )  # fmt: skip
 WINDOW = kernel(
     "attention.hip",
@@ -242,9 +242,10 @@ def _replayed(case: Relation) -> Any:
 
 NAN_LEAKS = kernel(
     "matvec_batched.hip",
-    ("x.template read<F>(c, k + i, part);",
-     "x.template read<F>(c, k + i, part); float leak[4]; x.template read<F>(0, k + i, leak);"
-     "for (int j = 0; j < 4; ++j) part[j] += 0.0f * leak[j];"),
+    ("x.template read<F>(c, place, at, i, values);",
+     "x.template read<F>(c, place, at, i, values);"
+     "float leak[4]; x.template read<F>(0, place, at, i, leak);"
+     "for (int j = 0; j < 4; ++j) values[j] += 0.0f * leak[j];"),
 )  # fmt: skip
 WRITES_BEHIND = kernel(
     "matvec_batched.hip",
@@ -252,8 +253,8 @@ WRITES_BEHIND = kernel(
 )  # fmt: skip
 FEW_NEIGHBOUR = kernel(
     "matvec_batched.hip",
-    ("return x[static_cast<int64_t>(c) * columns + k];",
-     "return x[static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns + k];"),
+    ("const int64_t offset = static_cast<int64_t>(c) * columns;",
+     "const int64_t offset = static_cast<int64_t>(c > 0 ? c - 1 : 0) * columns;"),
 )  # fmt: skip
 EXPERTS_NEIGHBOUR = kernel(
     "matvec_experts.hip", ("slots[c] / share", "slots[c > 0 ? c - 1 : 0] / share")

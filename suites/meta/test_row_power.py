@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from backend_hip.registry import PATHS
 from fixtures.golden import TINY_GATES
 from reference.model import Model
 from reference.model.trace import Trace
@@ -53,7 +54,7 @@ def _clean(name: str, path: str) -> tuple[Trace, tuple[PointCheck, ...]]:
 
 def _consulting(key: RowKey) -> Iterator[tuple[str, str, PointCheck]]:
     """Model, path and point of each kind of point whose limit has the row in it."""
-    path = "serial" if key[1] == "serial" else "kparallel"
+    path = key[1] if key[1] in PATHS else "kparallel"
     seen: set[tuple[str, str]] = set()
     for name in NAMES:
         for point in _clean(name, path)[1]:
