@@ -20,7 +20,7 @@ NARROW = (16, 32)  # columns of such a block; wider ones are as many rows high a
 WIDE = (64, 128)
 PACKED_ROWS = 16  # weight rows of a block of kernels/matvec_packed.hip
 SUPERBLOCK = 256  # elements of K there
-PACKED_NBYTES = 9728  # of 16 columns of a superblock, kernels/packed.h
+PACKED_NBYTES = 12288  # of 16 columns of a superblock, kernels/packed.h
 assert (*NARROW, *WIDE) == MATRIX_TILES
 
 # Blocks that fill the device (132 multiprocessors of an H200 with one each): a product that makes

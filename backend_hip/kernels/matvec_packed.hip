@@ -40,7 +40,6 @@ SIMT_KERNEL(matvec_packed, const uint8_t* weights, const uint8_t* x, const float
         lines.block[i] = formats::row_at(weights, row, columns);
         const int column = simt::min(fragment::line(i), count - 1 - first_column);
         all.at[i] = tile + column * 16 + Step::first_group() * GROUP_BYTES;
-        all.sums[i] = tile + column * 8 + Step::first_pair() * PAIR_BYTES;
     }
 
     fragment::Unit unit;

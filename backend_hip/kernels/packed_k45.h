@@ -40,7 +40,6 @@ struct Step {
     SIMT_DEVICE static int pair() { return PARTS == 4 ? fragment::part() / 2 : 0; }
 
     SIMT_DEVICE static int first_group() { return 8 * pair() + 2 * (fragment::part() % 2); }
-    SIMT_DEVICE static int first_pair() { return WORDS / 2 * fragment::part(); }
 
     // Scales of sub-blocks 0-3 and 4-7 as bytes, minimums likewise; formats.h has the layout.
     struct Bytes {
@@ -68,12 +67,12 @@ struct Step {
             d[line] = simt::half_to_float(static_cast<uint16_t>(head[line].word[0]));
             dmin[line] =
                 -SUM_UNSCALE_32 * simt::half_to_float(static_cast<uint16_t>(head[line].word[0] >> 16));
-            // A lane owns sub-blocks 8 / PARTS * part() and on; each pair meets hi and lo.
-            const int first = 8 / PARTS * fragment::part();
-            const uint32_t own = first < 4 ? bytes.minimums[0] : bytes.minimums[1];
+            // A lane owns pairs part(), part() + PARTS, ... of sub-blocks; each meets hi and lo.
             SIMT_UNROLL
             for (int n = 0; n < WORDS; n += 2) {
-                const int byte = first % 4 + n;
+                const int byte = 2 * (fragment::part() % 2);
+                const bool upper = PARTS == 4 ? fragment::part() / 2 == 1 : n / 2 == 1;
+                const uint32_t own = upper ? bytes.minimums[1] : bytes.minimums[0];
                 const uint32_t placed =
                     simt::permute(own, HALF_1024, simt::selector(byte, 5, byte + 1, 5));
                 minimums.word[line][n] = simt::fma2(placed, HALF_1, MINUS_HALF_1024);
@@ -84,7 +83,7 @@ struct Step {
         SIMT_UNROLL
         for (int i = 0; i < fragment::SUMS; ++i) products[i] = 0.0f;
         fragment::Own sums_of_x;
-        x.load_sums(sums_of_x, SUMS_32, 0, 1);
+        x.load_sums(sums_of_x, 1, 8);
         unit.multiply_add(products, minimums, sums_of_x);
         SIMT_UNROLL
         for (int i = 0; i < fragment::SUMS; ++i) {

@@ -29,8 +29,7 @@ struct Lines {
 
 // The columns that a lane holds, of one superblock: pointers that differ by lane, and offsets that don't.
 struct Columns {
-    const uint8_t* at[fragment::LINES];    // this lane's first group of 8 k
-    const uint8_t* sums[fragment::LINES];  // and its first pair of sums, less where the sums begin
+    const uint8_t* at[fragment::LINES];  // this lane's first group of 8 k
 
     // 16 k from the lane's group `group` on.
     SIMT_DEVICE void load(Quad (&to)[fragment::LINES][2], int group) const {
@@ -41,14 +40,14 @@ struct Columns {
                 to[line][i] = simt::load16(at[line] + (group + i) * GROUP_BYTES);
         }
     }
-    // The lane's pairs `pair`, `pair` + step, ... of sums, which begin at byte `begin`: hi, lo, hi, lo.
-    SIMT_DEVICE void load_sums(fragment::Own& to, int begin, int pair, int step) const {
+    // Sums in the lane's slots `slot`, `slot` + step, ...: hi, lo, hi, lo.
+    SIMT_DEVICE void load_sums(fragment::Own& to, int slot, int step) const {
         SIMT_UNROLL
         for (int line = 0; line < fragment::LINES; ++line) {
             SIMT_UNROLL
             for (int n = 0; n < fragment::WORDS; ++n)
-                to.word[line][n] = simt::load4(sums[line] + begin + (pair + n / 2 * step) * PAIR_BYTES +
-                                               n % 2 * 4);
+                to.word[line][n] =
+                    simt::load4(at[line] + SUMS + (slot + n / 2 * step) * GROUP_BYTES + n % 2 * 4);
         }
     }
     SIMT_DEVICE Columns later(int superblocks) const {
@@ -56,7 +55,6 @@ struct Columns {
         SIMT_UNROLL
         for (int line = 0; line < fragment::LINES; ++line) {
             there.at[line] = at[line] + static_cast<int64_t>(superblocks) * BYTES;
-            there.sums[line] = sums[line] + static_cast<int64_t>(superblocks) * BYTES;
         }
         return there;
     }

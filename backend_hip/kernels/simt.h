@@ -17,8 +17,8 @@
 //   simt::sync()        every thread of the block must reach it
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
-//   simt::EvenQuad: fetch(p), later quad(q)   load16_at_even in two steps, the second of which waits; q is
-//                   p or as far from a 4-byte boundary
+//   simt::Even at(p); EvenQuad: fetch(at, offset), later quad(at.shift())   load16_at_even of p + offset, a
+//                   multiple of 4, in two steps, the second of which waits; may read up to 4 bytes more
 //   simt::store16(p, quad)      to a 16-byte boundary
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
 //   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction

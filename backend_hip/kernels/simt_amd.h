@@ -73,10 +73,15 @@ SIMT_DEVICE T load_as(const void* p) {
 }
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
+struct Even {
+  const uint8_t* from;
+  SIMT_DEVICE explicit Even(const void* p) : from(static_cast<const uint8_t*>(p)) {}
+  SIMT_DEVICE uint32_t shift() const { return 0; }
+};
 struct EvenQuad {
   Quad loaded;
-  SIMT_DEVICE void fetch(const void* p) { loaded = load16_at_even(p); }
-  SIMT_DEVICE Quad quad(const void*) const { return loaded; }
+  SIMT_DEVICE void fetch(const Even& at, int offset) { loaded = load16_at_even(at.from + offset); }
+  SIMT_DEVICE Quad quad(uint32_t) const { return loaded; }
 };
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);

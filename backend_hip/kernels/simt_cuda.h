@@ -75,19 +75,24 @@ SIMT_DEVICE uint32_t load4_at_even(const void* p) {
   const uint16_t* halves = static_cast<const uint16_t*>(p);
   return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
 }
+// Steps back to a boundary of words, because a pointer made from an integer is in no known memory.
+struct Even {
+  const uint8_t* from;
+  uint32_t back;
+  SIMT_DEVICE explicit Even(const void* p)
+      : back(static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u) {
+    from = static_cast<const uint8_t*>(p) - back;
+  }
+  SIMT_DEVICE uint32_t shift() const { return back * 8; }
+};
 // Its words stay apart until they are used: what is being loaded can't be shifted without waiting.
 struct EvenQuad {
   uint32_t words[5];
-  SIMT_DEVICE void fetch(const void* p) {
-    // Steps back, because a pointer made from an integer is in no known memory.
-    const uint32_t back = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u;
-    const uint8_t* from = static_cast<const uint8_t*>(p) - back;
+  SIMT_DEVICE void fetch(const Even& at, int offset) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = load4(from + 4 * i);
-    words[4] = load4(from + 12 + 2 * back);
+    for (int i = 0; i < 5; ++i) words[i] = load4(at.from + offset + 4 * i);
   }
-  SIMT_DEVICE Quad quad(const void* p) const {
-    const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p) & 2) * 8;
+  SIMT_DEVICE Quad quad(uint32_t shift) const {
     Quad v;
 #pragma unroll
     for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(words[i], words[i + 1], shift);
@@ -95,9 +100,12 @@ struct EvenQuad {
   }
 };
 SIMT_DEVICE Quad load16_at_even(const void* p) {
+  const Even at(p);
   EvenQuad loaded;
-  loaded.fetch(p);
-  return loaded.quad(p);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) loaded.words[i] = load4(at.from + 4 * i);
+  loaded.words[4] = load4(at.from + 2 * at.back + 12);
+  return loaded.quad(at.shift());
 }
 // The field becomes mantissa bits of 2^23, where it counts field * 2^shift; one fused multiply-add takes
 // both powers away. Conversion instructions run at a quarter of the rate.

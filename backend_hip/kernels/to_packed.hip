@@ -56,10 +56,11 @@ SIMT_KERNEL(to_packed, const float* x, uint8_t* to, float* scales, int32_t colum
         const float of_32 = of_16 + simt::shuffle_xor(of_16, 2);
         const Split pair_32(of_32 * SUM_32_SCALE, 4);
         const Split pair_16(of_16 * SUM_16_SCALE, 8);
-        if (lane % 8 == 0) pair_32.store(block + SUMS_32 + lane / 8 * PAIR_BYTES + column * 8);
+        uint8_t* sums = block + SUMS + column * 16;
+        if (lane % 8 == 0) pair_32.store(sums + slot_32(lane / 8) * GROUP_BYTES);
         if (lane % 2 == 0 && lane % 16 < 8) {
             const int pair = lane / 16 * 4 + lane % 8 / 2;
-            pair_16.store(block + SUMS_16 + pair * PAIR_BYTES + column * 8);
+            pair_16.store(sums + slot_16(pair) * GROUP_BYTES);
         }
     }
 }
