@@ -180,23 +180,13 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
-        for tile in MATRIX_TILES:  # entries of one code object
-            matrix = form | {"path": "matrix", "entry": f"matvec_batched_{tile}"}
-            matrix["variant"] = f"{name}/{tile}"
-            if runs_packed(name, tile):
-                matrix["entry"] = "matvec_packed"
-                yield _row(
-                    *("matvec_batched", "matvec_packed.hip", "PPPPiii", 256), **matrix, waves=(32,)
-                )
-                continue
-            yield _row(
-                "matvec_batched",
-                "matvec_batched_matrix.hip",
-                "PPPPiiii",
-                256,
-                **matrix,
-                waves=(32,),
-            )
+        for tile in MATRIX_TILES:  # entries of one code object, but for packed formats
+            packed = runs_packed(name, tile)
+            file = "matvec_packed.hip" if packed else "matvec_batched_matrix.hip"
+            entry = "matvec_packed" if packed else f"matvec_batched_{tile}"
+            signature = "PPPPiii" if packed else "PPPPiiii"
+            shape = form | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
+            yield _row("matvec_batched", file, signature, 256, **shape, waves=(32,))
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
