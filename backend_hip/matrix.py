@@ -1,9 +1,9 @@
 """Products on the matrix unit (path `matrix`): activations as halves, and the block shape by size.
 
-Declared roundings, which reference/half.py repeats: an activation row is scaled by a power of two and
-rounded to float16. A weight is the file's float32 value rounded to float16, but exact where up to 16
-columns meet a K format, whose integers and scales are exact as halves. Products are exact, sums
-float32 in an order that the unit does not tell.
+Declared roundings, which reference/half.py repeats: an activation row is scaled by a power of two
+and rounded to float16. A weight is the file's float32 value rounded to float16, but exact where up
+to 16 columns meet a K format, whose integers and scales are exact as halves. Products are exact,
+sums float32 in an order that the unit does not tell.
 """
 
 from backend_hip.device import Buffer, Device

@@ -148,20 +148,11 @@ def _rows() -> Iterable[KernelRow]:
         for tile in MATRIX_TILES:  # entries of one code object
             matrix = form | {"path": "matrix", "entry": f"matvec_batched_{tile}"}
             matrix["variant"] = f"{name}/{tile}"
+            file, signature = "matvec_batched_matrix.hip", "PPPPiiii"
             if runs_packed(name, tile):
+                file, signature = "matvec_packed.hip", "PPPPiii"
                 matrix["entry"] = "matvec_packed"
-                yield _row(
-                    *("matvec_batched", "matvec_packed.hip", "PPPPiii", 256), **matrix, waves=(32,)
-                )
-                continue
-            yield _row(
-                "matvec_batched",
-                "matvec_batched_matrix.hip",
-                "PPPPiiii",
-                256,
-                **matrix,
-                waves=(32,),
-            )
+            yield _row("matvec_batched", file, signature, 256, **matrix, waves=(32,))
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
