@@ -72,18 +72,21 @@ def magnitudes(block_format: BlockFormat, raw: Bytes) -> npt.NDArray[np.float64]
     What rounding is relative to where a sum takes both terms of a value apart: of Q4_K and Q5_K the
     offset is dmin * min, of Q6_K 32 * d * scale. Of other formats the value's own magnitude.
     """
+    magnitude: npt.NDArray[np.float64]
     if block_format.name not in ("Q4_K", "Q5_K", "Q6_K"):
-        magnitude: npt.NDArray[np.float64] = np.abs(dequantise(block_format, raw, np.float64))
+        magnitude = np.abs(dequantise(block_format, raw, np.float64))
         return magnitude
     blocks = np.array(raw).reshape(-1).view(block_format.dtype)
     blocks["d"] = np.abs(blocks["d"])
     if block_format.name == "Q6_K":
         quants = _q6_quants(blocks).reshape(-1, 16, 16).astype(np.float64) + 32
         scales = np.abs(blocks["scales"].astype(np.float64)) * blocks["d"][:, None]
-        terms = quants * scales[:, :, None]
+        terms: npt.NDArray[np.float64] = quants * scales[:, :, None]
         return terms.reshape(*raw.shape[:-1], -1)
     blocks["dmin"] = -np.abs(blocks["dmin"])
-    return dequantise(block_format, blocks.view(np.uint8).reshape(raw.shape), np.float64)
+    flipped = blocks.view(np.uint8).reshape(raw.shape)
+    magnitude = dequantise(block_format, flipped, np.float64)
+    return magnitude
 
 
 def _column(field: npt.NDArray[Any]) -> Floats:
