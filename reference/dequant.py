@@ -66,6 +66,29 @@ def dequantise(
     return out.reshape(*raw.shape[:-1], columns)
 
 
+def magnitudes(block_format: BlockFormat, raw: Bytes) -> npt.NDArray[np.float64]:
+    """|d * scale * quant| + |offset| of every value of `raw` (..., row_nbytes), as dequantise.
+
+    What rounding is relative to where a sum takes both terms of a value apart: of Q4_K and Q5_K the
+    offset is dmin * min, of Q6_K 32 * d * scale. Of other formats the value's own magnitude.
+    """
+    magnitude: npt.NDArray[np.float64]
+    if block_format.name not in ("Q4_K", "Q5_K", "Q6_K"):
+        magnitude = np.abs(dequantise(block_format, raw, np.float64))
+        return magnitude
+    blocks = np.array(raw).reshape(-1).view(block_format.dtype)
+    blocks["d"] = np.abs(blocks["d"])
+    if block_format.name == "Q6_K":
+        quants = _q6_quants(blocks).reshape(-1, 16, 16).astype(np.float64) + 32
+        scales = np.abs(blocks["scales"].astype(np.float64)) * blocks["d"][:, None]
+        terms: npt.NDArray[np.float64] = quants * scales[:, :, None]
+        return terms.reshape(*raw.shape[:-1], -1)
+    blocks["dmin"] = -np.abs(blocks["dmin"])
+    flipped = blocks.view(np.uint8).reshape(raw.shape)
+    magnitude = dequantise(block_format, flipped, np.float64)
+    return magnitude
+
+
 def _column(field: npt.NDArray[Any]) -> Floats:
     """A scalar field of every block as (n, 1) float32."""
     return field.astype(np.float32)[:, None]
@@ -189,9 +212,15 @@ def _q5_k(blocks: Blocks, out: Floats) -> None:
     _scale_and_offset(blocks, out)
 
 
+def _q6_quants(blocks: Blocks) -> Bytes:
+    """6-bit quants (n, 256), 32 above their value."""
+    quants = _nibbles(blocks["ql"], 64).reshape(-1, 256)
+    quants |= _fields(blocks["qh"], 32, 2).reshape(-1, 256) << np.uint8(4)
+    return quants
+
+
 def _q6_k(blocks: Blocks, out: Floats) -> None:
-    quants = _nibbles(blocks["ql"], 64).reshape(out.shape)
-    quants |= _fields(blocks["qh"], 32, 2).reshape(out.shape) << np.uint8(4)
+    quants = _q6_quants(blocks)
     groups = out.reshape(-1, 16, 16)  # (n, G, 16)
     groups[...] = (quants.view(np.int8) - np.int8(32)).reshape(groups.shape)
     groups *= (_column(blocks["d"]) * blocks["scales"].astype(np.float32))[:, :, None]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from backend_hip import matrix, ops
 from backend_hip.device import Device
-from backend_hip.registry import MATRIX_TILES, REGISTRY, Key
+from backend_hip.registry import MATRIX_TILES, REGISTRY, Key, runs_packed
 from backend_hip.weights import DeviceTensor
 from reference.half import half_rows
 from reference.model.quant import FORMATS
@@ -26,7 +26,7 @@ STEP = matrix.STEP
 
 def _keys(form: str) -> list[Key]:
     products = [("matvec_batched", f"{form}/{tile}", "matrix") for tile in MATRIX_TILES]
-    return [("to_half", "", "any"), *products]
+    return [("to_half", "", "any"), ("to_packed", "", "any"), *products]
 
 
 def _columns(form: str) -> tuple[int, ...]:
@@ -60,7 +60,8 @@ def _multiply(
 
 def _check(device: Device, tensor: Tensor, x: NDArray[np.float32], tile: int) -> None:
     got = _multiply(device, tensor, x, tile)
-    result = compare(got, *linear(x, tensor, "matrix"))
+    exact = runs_packed(tensor.format.name, tile)
+    result = compare(got, *linear(x, tensor, "matrix", weights="exact" if exact else "halves"))
     assert result.elements == len(x) * tensor.shape[0]
     assert result.ok, result.reason()
 

@@ -6,21 +6,25 @@ tolerances.py times the op's magnitude. Symbols: reference/model/spec.py.
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 
 from reference import ops
 from reference.attention import attention as exact_attention
-from reference.dequant import dequantise
+from reference.dequant import dequantise, magnitudes
 from reference.half import half_rows, half_weights
 from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.compare import Array
 from suites.harness.promises import promise
-from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, row, summation
+from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, SPLIT_FLOOR, row, summation
 
 Bounded = tuple[Array, Array]
+# How path matrix rounds weights: to halves, or not at all where few columns meet a K format.
+Weights = Literal["halves", "exact", "either"]
+EXACT_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 
 # A float64 block of a weight matrix and its absolute value hold about this many elements each, so
 # that a vocabulary of 262,144 rows needs tens of megabytes and not gigabytes.
@@ -48,35 +52,60 @@ def linear(
     *,
     bias: Array | None = None,
     error: Array | None = None,
+    weights: Weights = "either",
 ) -> Bounded:
     """(T, K) x (N, K) -> (T, N), the matrix widened in blocks of rows; `bias` (N,) is added.
 
     `error` (T, K) is how far the engine's x may be from this one, where x was not recorded. Path
     matrix rounds both factors, which the value follows (reference/half.py): rounding an x that is
-    not known exactly has no bound here.
+    not known exactly has no bound here. Weights of EXACT_FORMATS are rounded or exact by the number
+    of columns of a flow, which is not recorded: with `weights` "either" the limit reaches from the
+    one value to the other.
     """
     halves = path == "matrix"
     if halves and error is not None:
         raise ValueError("bounds: linear on path matrix needs the engine's own x")
     x = half_rows(x) if halves else wide(x)
     magnitude = np.abs(x)
+    if tensor.format.name not in EXACT_FORMATS:
+        weights = "halves"
     want = np.empty((len(x), tensor.shape[0]), dtype=np.float64)
     limit = np.empty_like(want)
     order = summation(path, tensor.format.block_elements)
     relative = row("linear", order).relative(x.shape[-1])
     for rows in _row_blocks(tensor):
         weight = dequantise(tensor.format, tensor.raw[rows], np.float64)
-        if halves:
-            weight = half_weights(weight)
-        want[:, rows] = x @ weight.T
-        np.abs(weight, out=weight)
-        limit[:, rows] = relative * (magnitude @ weight.T)
+        if not halves:
+            want[:, rows] = x @ weight.T
+            np.abs(weight, out=weight)
+            limit[:, rows] = relative * (magnitude @ weight.T)
+        else:
+            want[:, rows], limit[:, rows] = _halves(x, tensor, rows, weight, relative, weights)
         if error is not None:
             limit[:, rows] = SECOND_ORDER * (limit[:, rows] + error @ weight.T)
     if bias is not None:
         want += wide(bias)
         limit += row("bias").relative() * (np.abs(want) + limit)
     return want, limit + SMALLEST_NORMAL
+
+
+def _halves(
+    x: Array, tensor: Tensor, rows: slice, weight: Array, relative: float, weights: Weights
+) -> Bounded:
+    """`rows` of a product on path matrix; x (T, K) is rounded already, `weight` (rows, K) not."""
+    if weights == "halves":
+        rounded = half_weights(weight)
+        return x @ rounded.T, relative * (np.abs(x) @ np.abs(rounded).T)
+    terms = magnitudes(tensor.format, tensor.raw[rows])
+    # A sum of activations is split into two halves; what is lost below the smallest half of the
+    # row's largest value is a share of that value.
+    peak = np.max(np.abs(x), axis=1, keepdims=True, initial=0.0)
+    limit = relative * ((np.abs(x) + SPLIT_FLOOR * peak) @ terms.T)
+    want = x @ weight.T
+    if weights == "exact":
+        return want, limit
+    apart = (x @ half_weights(weight).T - want) / 2
+    return want + apart, limit + np.abs(apart)
 
 
 def soft_cap(logits: Bounded, cap: float) -> Bounded:

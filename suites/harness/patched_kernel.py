@@ -61,6 +61,17 @@ PATCHES: tuple[KernelPatch, ...] = (
         _PRODUCT_OPS,
     ),
     KernelPatch(
+        "packed-result",
+        "results of the matrix unit for few columns are too large by 1",
+        Change(
+            f"{_KERNELS}/matvec_packed.hip",
+            "= sum * scales[column];",
+            "= sum * scales[column] + 1.0f;",
+        ),
+        ("matvec_packed.hip",),
+        _PRODUCT_OPS,
+    ),
+    KernelPatch(
         "accumulator",
         "accumulators of the dot product start at 1",
         Change(f"{_KERNELS}/dot.h", "sums[row][c] = 0.0f;", "sums[row][c] = 1.0f;"),

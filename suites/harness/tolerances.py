@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from suites.harness.local_tolerances import (
     SECOND_ORDER,
     SMALLEST_NORMAL,
+    SPLIT_FLOOR,
     TABLE,
     UNIT_ROUNDOFF,
     Row,
@@ -35,6 +36,7 @@ __all__ = [
     "SENSITIVITY",
     "SMALLEST_NORMAL",
     "SMALLEST_SHARE",
+    "SPLIT_FLOOR",
     "TABLE",
     "TIED_LOGITS",
     "TRACE_FILES",

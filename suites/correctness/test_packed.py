@@ -1,0 +1,162 @@
+"""Path matrix with few columns: weights of K formats as integers, activations with their sums."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from backend_hip import matrix
+from backend_hip.device import Device
+from backend_hip.registry import PACKED_FORMATS, PACKED_TILE
+from backend_hip.weights import DeviceTensor
+from reference.dequant import dequantise, magnitudes
+from reference.half import half_rows
+from reference.model.quant import FORMATS
+from reference.model.weights import Tensor
+from reference.quantise import quantise
+from suites.correctness.lab import Lab
+from suites.harness.bounds import linear
+from suites.harness.compare import compare
+
+BLOCK = matrix.SUPERBLOCK
+WAVES = 8  # of a block, which share K
+ROWS = matrix.PACKED_ROWS
+
+
+def _random_blocks(form: str, rows: int, columns: int, seed: int) -> Tensor:
+    """Every bit pattern of scales and quants, with finite d and dmin."""
+    generator = np.random.default_rng([seed, rows, columns])
+    block_format = FORMATS[form]
+    count = rows * columns // block_format.block_elements
+    raw = generator.integers(0, 256, count * block_format.block_nbytes, dtype=np.uint8)
+    blocks = raw.view(block_format.dtype)
+    for name in ("d", "dmin"):
+        if name in (block_format.dtype.names or ()):
+            blocks[name] = generator.standard_normal(count).astype(np.float16)
+    return Tensor("test weight", block_format, (rows, columns), raw.reshape(rows, -1))
+
+
+def _activations(count: int, columns: int, seed: int = 5) -> NDArray[np.float32]:
+    """Rows with a few channels far larger than the rest, and sub-blocks far from mean zero."""
+    generator = np.random.default_rng([seed, count, columns])
+    x = generator.standard_normal((count, columns)).astype(np.float32)
+    x[:, :: columns // 3] *= 50
+    x[:, : columns // 4] += 3
+    return x
+
+
+def _multiply(device: Device, tensor: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
+    (rows, columns), form = tensor.shape, tensor.format.name
+    keys = [
+        ("to_packed", "", "any"),
+        ("matvec_batched", f"{form}/{PACKED_TILE}", "matrix"),
+    ]
+    with Lab(device) as lab:
+        flow = lab.flow(keys, {}, tokens=range(len(x)), longest=columns)
+        assert flow.halves is not None
+        weight = DeviceTensor(tensor.name, form, tensor.shape, lab.buffer(tensor.raw))
+        y = lab.output(len(x), rows)
+        values = lab.values(x)
+        matrix.multiply(flow.kernels, flow.halves, values.pointer, weight, y.pointer, len(x))
+        return lab.read(y)
+
+
+def _check(device: Device, tensor: Tensor, x: NDArray[np.float32]) -> None:
+    result = compare(_multiply(device, tensor, x), *linear(x, tensor, "matrix", weights="exact"))
+    assert result.elements == len(x) * tensor.shape[0]
+    assert result.ok, result.reason()
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+@pytest.mark.parametrize("count", range(1, PACKED_TILE + 1))
+def test_every_number_of_columns(form: str, count: int, device: Device) -> None:
+    _check(device, _random_blocks(form, ROWS + 1, 2 * BLOCK, 1), _activations(count, 2 * BLOCK))
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+@pytest.mark.parametrize("rows", [1, ROWS - 1, ROWS, ROWS + 1, 2 * ROWS + 5])
+def test_every_edge_of_rows(form: str, rows: int, device: Device) -> None:
+    _check(device, _random_blocks(form, rows, BLOCK, 2), _activations(5, BLOCK))
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+@pytest.mark.parametrize("superblocks", [1, WAVES - 1, WAVES, WAVES + 1, 2 * WAVES + 1, 3 * WAVES])
+def test_waves_share_every_length(form: str, superblocks: int, device: Device) -> None:
+    columns = superblocks * BLOCK
+    _check(device, _random_blocks(form, ROWS, columns, 3), _activations(3, columns))
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+def test_every_weight_lands_where_it_belongs(form: str, device: Device) -> None:
+    """One-hot activations give single weights: any byte, nibble or scale of another shows."""
+    tensor = _random_blocks(form, ROWS, BLOCK, 4)
+    for first in range(0, BLOCK, PACKED_TILE):
+        x = np.zeros((PACKED_TILE, BLOCK), dtype=np.float32)
+        x[np.arange(PACKED_TILE), first + np.arange(PACKED_TILE)] = 1
+        _check(device, tensor, x)
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+@pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF, 0x7F])
+def test_extreme_scales_and_quants(form: str, fill: int, device: Device) -> None:
+    """All bytes alike: the largest scales, minimums and quants of either sign are exact."""
+    tensor = _random_blocks(form, ROWS, BLOCK, 5)
+    blocks = tensor.raw.reshape(-1).view(tensor.format.dtype)
+    for name in tensor.format.dtype.names or ():
+        if name not in ("d", "dmin"):
+            blocks[name].view(np.uint8)[...] = fill
+    _check(device, tensor, _activations(PACKED_TILE, BLOCK))
+
+
+def test_large_minimums_and_outliers(device: Device) -> None:
+    """An offset far above its quants, met by activations that hardly cancel it."""
+    tensor = _random_blocks("Q4_K", ROWS, 2 * BLOCK, 6)
+    tensor.raw.reshape(-1).view(tensor.format.dtype)["dmin"] = 1000
+    x = _activations(PACKED_TILE, 2 * BLOCK)
+    x[:, 7] = 1e6
+    x[1] *= np.float32(1e-30)
+    x[2] = 0
+    _check(device, tensor, x)
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+def test_a_row_that_is_not_finite_stays_so(form: str, device: Device) -> None:
+    x = _activations(4, BLOCK)
+    x[0, 5], x[2, 7], x[3, 9] = np.nan, np.inf, -np.inf
+    got = _multiply(device, _random_blocks(form, ROWS, BLOCK, 7), x)
+    assert not np.isfinite(got[[0, 2, 3]]).any()
+    assert np.isfinite(got[1]).all()
+
+
+def test_more_columns_than_a_tile_are_refused(device: Device) -> None:
+    tensor = _random_blocks("Q4_K", ROWS, BLOCK, 8)
+    with Lab(device) as lab:
+        flow = lab.flow([("to_packed", "", "any")], {}, tokens=range(17), longest=BLOCK)
+        weight = DeviceTensor("w", "Q4_K", tensor.shape, lab.buffer(tensor.raw))
+        pointers = lab.values(_activations(17, BLOCK)).pointer, lab.output(17, ROWS).pointer
+        assert flow.halves is not None
+        with pytest.raises(ValueError, match="count is 17, expected at most 16"):
+            matrix.multiply(
+                flow.kernels, flow.halves, pointers[0], weight, pointers[1], 17, PACKED_TILE
+            )
+
+
+@pytest.mark.parametrize("form", PACKED_FORMATS)
+def test_magnitudes_are_the_terms_of_each_value(form: str) -> None:
+    """No value exceeds its terms, which reach beyond it by the offset."""
+    weights = np.random.default_rng(9).standard_normal((3, 2 * BLOCK)).astype(np.float32)
+    raw = quantise(FORMATS[form], weights)
+    values, terms = dequantise(FORMATS[form], raw, np.float64), magnitudes(FORMATS[form], raw)
+    assert terms.shape == values.shape
+    assert (terms >= np.abs(values)).all()
+    assert (terms > np.abs(values)).any()
+
+
+def test_either_rounding_of_weights_is_accepted_and_no_other() -> None:
+    tensor = _random_blocks("Q6_K", ROWS, BLOCK, 10)
+    x = half_rows(_activations(3, BLOCK))
+    both = linear(x, tensor, "matrix")
+    for weights in ("exact", "halves"):
+        want, _ = linear(x, tensor, "matrix", weights=weights)
+        assert compare(want, *both).ok
+        beyond = want + 2 * (want - both[0]) + np.sign(want - both[0]) * both[1]
+        assert not compare(beyond, *both).ok
