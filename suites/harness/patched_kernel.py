@@ -81,7 +81,7 @@ PATCHES: tuple[KernelPatch, ...] = (
     KernelPatch(
         "norm-mean",
         "RMS norm divides by one element too many",
-        Change(f"{_KERNELS}/rms_norm.hip", "static_cast<float>(width)", "(width + 1.0f)"),
+        Change(f"{_KERNELS}/rms.h", "static_cast<float>(width)", "(width + 1.0f)"),
         ("rms_norm.hip",),
         ("rms_norm", "per_layer_inputs"),
     ),
