@@ -130,6 +130,14 @@ class Kernels:
         graph._graph.launch(self.device.stream)
         self.routes.update(graph.launches)
 
+    def launches_since(self, before: Mapping[Key, int]) -> dict[str, int]:
+        """Launches per registry row after `before` was copied from `routes`."""
+        return {
+            route_name(key): count - before.get(key, 0)
+            for key, count in self.routes.items()
+            if count > before.get(key, 0)
+        }
+
     def unload(self) -> None:
         self._kernels.clear()
         while self._modules:

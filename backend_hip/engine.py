@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from backend_hip.attention_shape import split_bucket
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
-from backend_hip.dispatch import Kernels, route_name
+from backend_hip.dispatch import Kernels
 from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
 from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward, fused_keys, why_not_fused
@@ -110,8 +110,6 @@ class Engine:
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
         self._graphs = DecodeGraphs()
         self._positions = 1  # that the rows of the current step see at most
-
-    # --- what callers use ---------------------------------------------------------------------
 
     @property
     def position(self) -> int:
@@ -216,10 +214,9 @@ class Engine:
         `routes` of each result are those of the whole step.
         """
         before = dict(self.kernels.routes)
-        chosen = self._advance(tokens, sequences)
-        launched = self._launches_since(before)
+        chosen, logits = self._advance(tokens, sequences), self._scratch.logits
+        launched = self.kernels.launches_since(before)
         vocabulary = self.model.spec.vocab_size
-        logits = self._scratch.logits
         results = []
         for row, sequence in enumerate(chosen):
             offset = row * vocabulary * 4
@@ -240,16 +237,16 @@ class Engine:
     ) -> list[int]:
         """The production decode of several sequences, by default all; their next tokens."""
         chosen = self._advance(tokens, sequences)
-        return [self._emitted(row) for row in range(len(chosen))]
-
-    def _emitted(self, row: int) -> int:
-        staged, stamp = self._tail.staged(row)
-        if stamp != self._stamp or staged < 0:
-            raise DeviceError(
-                f"sampler tail: staging holds token {staged} of step {stamp}, expected a token of "
-                f"step {self._stamp} ({POISON} is what was there before, {NAN_TOKEN} a NaN logit)"
-            )
-        return staged
+        emitted = []
+        for row in range(len(chosen)):
+            staged, stamp = self._tail.staged(row)
+            if stamp != self._stamp or staged < 0:
+                raise DeviceError(
+                    f"sampler tail: staging holds token {staged} of step {stamp}, expected a token "
+                    f"of step {self._stamp} ({POISON} was there before, {NAN_TOKEN}: a NaN logit)"
+                )
+            emitted.append(staged)
+        return emitted
 
     def run_tail(self, logits: NDArray[np.float32]) -> TailRecord:
         """The sampler tail alone, on logits (V,) of the caller's: nothing else is touched.
@@ -304,8 +301,6 @@ class Engine:
         # After a device error freeing fails too and would hide the error that matters.
         if not isinstance(error, DeviceError):
             self.close()
-
-    # --- bookkeeping --------------------------------------------------------------------------
 
     def _accept(self, tokens: Sequence[int], sequence: int, trace: Trace | None) -> tuple[int, ...]:
         ids = tuple(int(token) for token in tokens)
@@ -375,14 +370,6 @@ class Engine:
         """How often decode steps found their graph, and what capturing the others took."""
         return self._graphs.use
 
-    def _launches_since(self, before: Mapping[Key, int]) -> dict[str, int]:
-        """Launches per registry row after `before` was copied from the counters."""
-        return {
-            route_name(key): count - before.get(key, 0)
-            for key, count in self.kernels.routes.items()
-            if count > before.get(key, 0)
-        }
-
     def _result(
         self,
         mode: PrefillMode,
@@ -407,7 +394,7 @@ class Engine:
             logits=logits,
             tail=tail,
             fed_token=self._step.fed_token(in_last_flow - 1),
-            routes=self._launches_since(before),
+            routes=self.kernels.launches_since(before),
             position=self.positions[sequence],
             logits_poisoned=int((tail.logits.view(np.uint32) == POISON_BITS).sum()),
         )

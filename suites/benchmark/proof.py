@@ -79,11 +79,19 @@ def run(engine: Engine, prefill: str, tokens: tuple[int, ...]) -> PrefillResult:
     return engine.prefill_per_token(tokens)
 
 
+# Ops that multiply by a weight matrix, by prefill mode; a token alone goes through fused ones.
+_OPS: Mapping[str, tuple[str, ...]] = {
+    "per-token": ("matvec", "matvec_add", "norm_qkv", "norm_gate_up"),
+    "batched": ("matvec_batched",),
+}
+_PRODUCTS = ("matvec", "norm_qkv", "norm_gate_up")
+
+
 def require_route(result: PrefillResult, path: str, layers: int) -> None:
     """Every matrix product that ran is of the result's mode and of `path`, in every layer."""
-    products = {name: count for name, count in result.routes.items() if name.startswith("matvec")}
-    wanted = "matvec_batched" if result.mode == "batched" else "matvec"
-    others = {name: count for name, count in products.items() if _route(name) != (wanted, path)}
+    products = {name: n for name, n in result.routes.items() if name.startswith(_PRODUCTS)}
+    wanted = [(op, path) for op in _OPS[result.mode]]
+    others = {name: count for name, count in products.items() if _route(name) not in wanted}
     flows = result.chunks if result.mode == "batched" else result.n_tokens
     launches = sum(products.values())
     assert not others, f"{result.mode} {path} also ran {_listed(others)}"

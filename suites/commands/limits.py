@@ -18,7 +18,7 @@ from suites.harness.verdict import json_number, write_json
 SCHEMA_VERSION = 1
 LENGTHS = (64, 2048)
 """Lengths of a sum that roundings are shown for: a head, and a row of a matrix."""
-FIXED = 17 + 9 + 2 * 9 + 5 * 2
+FIXED = 17 + 11 + 2 * 9 + 5 * 2
 """Columns of the terminal that op, path and roundings take, with the gaps between columns."""
 MAGNITUDE = 24
 

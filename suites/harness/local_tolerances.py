@@ -19,9 +19,24 @@ from dataclasses import dataclass
 from functools import partial
 
 from backend_hip.attention_shape import SPLIT_KEYS
-from backend_hip.registry import REGISTRY
 from backend_hip.wave import WAVE
 from reference.model.errors import Unsupported
+from suites.harness.kernel_shapes import (
+    ATTENTION_CHAIN,
+    ATTENTION_WAVES,
+    EXP_ROUNDINGS,
+    FRAGMENT_K,
+    LANE_ELEMENTS,
+    LOG1P_ROUNDINGS,
+    MATRIX_WAVES,
+    NORM_BLOCK,
+    NORM_WAVES,
+    SCORE_LANE,
+    SUPER_BLOCK,
+    SUPER_BLOCK_LANE_ELEMENTS,
+    TANH_ROUNDINGS,
+    TREE_LEVELS,
+)
 
 RowKey = tuple[str, str]
 """Op and rounding: the path whose order of summation is meant, or "any"."""
@@ -29,34 +44,6 @@ RowKey = tuple[str, str]
 UNIT_ROUNDOFF = 2.0**-24
 SMALLEST_NORMAL = 2.0**-126
 
-# Shapes of the engine's kernels, as its registry launches them.
-TREE_LEVELS = math.ceil(math.log2(WAVE))
-# Attention (kernels/attention.h): a lane adds at most 16 products of a score by itself. Each wave
-# takes its part of a split's keys, at worst one after another; split by split the running sums are
-# rescaled once.
-SCORE_LANE = 16
-ATTENTION_WAVES = REGISTRY.find("attention", "f16,f16", "any").block // WAVE
-ATTENTION_CHAIN = SPLIT_KEYS // ATTENTION_WAVES
-# RMS norm: threads of the block that share a row's sum, and their waves.
-NORM_BLOCK = REGISTRY.find("rms_norm", "", "any").block
-NORM_WAVES = NORM_BLOCK // WAVE
-# The kparallel dot product (one inline function for every number of columns): a lane takes a unit
-# of elements a step, lanes stripe K, one butterfly over the wave ends it. kernels/formats.h: a unit
-# is 8 neighbouring elements, or 32 of a super-block of 256.
-LANE_ELEMENTS = 8
-SUPER_BLOCK, SUPER_BLOCK_LANE_ELEMENTS = 256, 32
-# The matrix unit: terms of one instruction's sums, and the waves that may share a row's K.
-FRAGMENT_K = 16
-MATRIX_WAVES = REGISTRY.find("matvec_batched", "F16/16", "matrix").block // WAVE
-# Sums of 32 activations are divided by 64 and split into halves hi and lo. lo is a multiple of
-# 2^-24, so a sum may be off by 64 * 2^-25: 2^-33 of a row's largest magnitude, 2^14 and more. This
-# share of the largest beside each of the 32 counts as much, because relative(K) is above 2^-15.
-SPLIT_FLOOR = 2.0**-22
-# kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
-EXP_ROUNDINGS = 4.0
-TANH_ROUNDINGS = 6.0
-# softplus there: log within 2 ulp, t / (u - 1), a product, and what u = 1 + t lost (Kahan).
-LOG1P_ROUNDINGS = 7.0
 # Where one check spans several operations, the rounding of a value that is already off is taken at
 # the exact value. The neglected part is that rounding's share of an error: below 2^-10 of it.
 SECOND_ORDER = 1 + 2.0**-10
@@ -97,7 +84,7 @@ def _striped(n: int, unit: int = LANE_ELEMENTS) -> float:
 def summation(path: str, block_elements: int) -> str:
     """Which row of "linear" bounds products with weights in blocks of so many elements."""
     super_blocks = path == "kparallel" and block_elements == SUPER_BLOCK
-    return "kparallel, super-blocks" if super_blocks else path
+    return "kparallel K" if super_blocks else path
 
 
 def _matrix(n: int) -> float:
@@ -135,7 +122,7 @@ _ROWS = (
     ),
     Row(
         "linear",
-        "kparallel, super-blocks",
+        "kparallel K",
         partial(_striped, unit=SUPER_BLOCK_LANE_ELEMENTS),
         "sum |w||x|",
         "The same with units of 32: ceil(K / (32 * 32)) steps. Of a short row few lanes have one.",

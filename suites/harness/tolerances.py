@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suites.harness.kernel_shapes import SPLIT_FLOOR
 from suites.harness.local_tolerances import (
     SECOND_ORDER,
     SMALLEST_NORMAL,
-    SPLIT_FLOOR,
     TABLE,
     UNIT_ROUNDOFF,
     Row,

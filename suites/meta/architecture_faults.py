@@ -313,7 +313,7 @@ FAKE: Mapping[str, Fault] = {
     "expert-of-the-neighbour": _patch("reference.moe.routed_sum", _experts_of(_neighbour)),
     "ties-to-the-highest": _patch("reference.moe.route", _ties_to_the_highest),
     "shared-gate-missing": _patch(
-        "reference.ops.sigmoid", lambda f: lambda x: np.ones_like(x) if x.ndim == 1 else f(x)
+        "reference.ops.sigmoid", lambda f: lambda x: np.ones_like(x) if x.shape[-1] == 1 else f(x)
     ),
     "attention-gate-missing": Fault(numerics=_open_attention_gate),
     "beta-without-sigmoid": _patch(

@@ -116,7 +116,7 @@ def test_a_kernel_that_breaks_every_layer_spans_them(
 def test_a_fault_of_decode_kernels_is_searched_token_by_token(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernel("matvec.hip", ("y[row] = sum[0];", "y[row] = sum[0] * 1.5f;"))(monkeypatch)
+    kernel("matvec.hip", (": sums[r][0];", ": sums[r][0] * 1.5f;"))(monkeypatch)
     found = _bisect(device, QWEN3)
     assert found.case.mode == "per-token"
     assert found.verdict.summary() == "diverged: Qcur-0 (linear), per-token prefill"
@@ -346,7 +346,7 @@ def test_bits_that_differ_within_limits_are_traced_to_where_they_part(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One unit in the last place in the batched product: every limit holds, equal bits do not."""
-    kernel("matvec_batched.hip", ("= sums[c];", "= sums[c] * (1.0f + 1.2e-7f);"))(monkeypatch)
+    kernel("matvec_batched.hip", ("= sums[r][c];", "= sums[r][c] * (1.0f + 1.2e-7f);"))(monkeypatch)
     found = _bisect(device, QWEN3)
     assert found.verdict.state is State.DIVERGED
     assert "The two prefill modes part at Qcur-0: " in found.paragraph

@@ -20,7 +20,7 @@ from reference import ops
 from reference.delta_net import RecurrentState, step_form
 from reference.model.spec import Activation, DeltaNetSpec
 from reference.model.trace import Trace, trace_points
-from suites.harness import bounds_delta_net, local_tolerances, sensitivity
+from suites.harness import bounds_delta_net, kernel_shapes, local_tolerances, sensitivity
 from suites.harness.compare import Array
 from suites.harness.fake_engine import FakeEngine
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace
@@ -235,12 +235,12 @@ def test_no_rounding_is_written_outside_the_table() -> None:
 def test_kernel_shapes_are_those_that_are_launched() -> None:
     """Limits of sums depend on how many lanes share them."""
     blocks = {row.op: row.block for row in REGISTRY}
-    assert blocks["rms_norm"] == blocks["add_rms_norm"] == local_tolerances.NORM_BLOCK
+    assert blocks["rms_norm"] == blocks["add_rms_norm"] == kernel_shapes.NORM_BLOCK
     assert blocks["attention"] == blocks["attention_split"]
-    assert blocks["attention"] == local_tolerances.ATTENTION_WAVES * WAVE
-    assert local_tolerances.ATTENTION_CHAIN * local_tolerances.ATTENTION_WAVES == SPLIT_KEYS
-    assert 2**local_tolerances.TREE_LEVELS == WAVE
-    source = Path(local_tolerances.__file__).read_text()
+    assert blocks["attention"] == kernel_shapes.ATTENTION_WAVES * WAVE
+    assert kernel_shapes.ATTENTION_CHAIN * kernel_shapes.ATTENTION_WAVES == SPLIT_KEYS
+    assert 2**kernel_shapes.TREE_LEVELS == WAVE
+    source = Path(kernel_shapes.__file__).read_text()
     assigned = {
         target.id: node.value
         for node in ast.parse(source).body

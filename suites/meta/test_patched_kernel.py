@@ -129,7 +129,8 @@ def test_every_patch_fits_the_sources(patch: Any) -> None:
     assert set(patch.kernels) <= {row.file for row in REGISTRY}
 
 
-_PATCH_OF = {"serial": "serial-accumulator", "matrix": "matrix-result"}
+_PATCH_OF = {"serial": "serial-accumulator", "matrix": "packed-result"}
+_ON_PATH = {"serial-accumulator": "serial", "packed-result": "matrix", "matrix-result": "matrix"}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -145,7 +146,7 @@ def test_the_kernels_of_the_path_are_what_is_patched(path: str, mode: str) -> No
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.id)
 def test_the_judge_sees_every_patch_in_the_real_engine(patch: Any) -> None:
     model = tiny_model(LLAMA)
-    path = next((path for path, name in _PATCH_OF.items() if name == patch.id), "kparallel")
+    path = _ON_PATH.get(patch.id, "kparallel")
 
     @contextmanager
     def open_copy(changes: Sequence[Change]) -> Iterator[Any]:
