@@ -10,6 +10,7 @@ together, with the weights read once for all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from backend_hip.scratch import Scratch
 from backend_hip.sequences import Sequences
 from backend_hip.state import FlowRow, StepInput
 from backend_hip.switch import BatchedPrefill
+from backend_hip.tuning import decode_path
 from backend_hip.weights import DeviceWeights
 from reference.model import Model, check_tokens
 from reference.model.errors import DeviceError, InputError
@@ -87,8 +89,8 @@ class Engine:
         self._judge = judge
         self._stamp = 0
 
-        kv_types = f"{kv_type_k},{kv_type_v}"
-        keys = requirements(spec, model.weights, path, kv_type_k, kv_type_v, sequences)
+        kv_types, kinds = f"{kv_type_k},{kv_type_v}", (path, kv_type_k, kv_type_v)
+        keys = requirements(spec, model.weights, *kinds, sequences, device.architecture)
         self.fusion = why_not_fused(spec, model.weights, registry) or "on" if fused else "off"
         if self.fusion == "on":
             keys = list(dict.fromkeys([*keys, *fused_keys(spec, model.weights)]))
@@ -100,13 +102,9 @@ class Engine:
         self._halves = half_columns(path, model.weights, device, rows)
         self._step = StepInput(device, rows)
         self._tail = SamplerTail(device, sequences)
-        self._pass = Forward(
-            model, device, self.weights, self._cache, self._scratch, self._tail, kv_types, sequences
-        )
-        self._fused = FusedForward(
-            *(spec, self.weights, self._cache, self._scratch, self._tail),
-            *(self._pass.tables, kv_types),
-        )
+        held = (self.weights, self._cache, self._scratch, self._tail)
+        self._pass = Forward(model, device, *held, kv_types, sequences)
+        self._fused = FusedForward(spec, *held, self._pass.tables, kv_types)
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
         self._graphs = DecodeGraphs()
         self._positions = 1  # that the rows of the current step see at most
@@ -320,7 +318,8 @@ class Engine:
         """A flow of one token each of `rows` sequences, for the positions of the current step."""
         count = split_bucket(self._positions, self.context_length)
         splits = Splits(count, self._scratch.partials)
-        return self._flow(rows, batched=rows > 1, sequences=rows, splits=splits)
+        flow = self._flow(rows, batched=rows > 1, sequences=rows, splits=splits)
+        return replace(flow, path=decode_path(self.path, rows, self.device.architecture))
 
     def _write_step(self, rows: Sequence[FlowRow]) -> None:
         """Prepares the host side of a flow, after everything queued before has left it alone."""

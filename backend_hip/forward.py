@@ -196,10 +196,10 @@ class Forward:
             self._project_biased(flow, s.normed, w, "attn_q", q)
         record(f"Qcur-{i}", q, *heads)
         if layer.owns_kv:
-            self._project_biased(flow, s.normed, w, "attn_k", k)
+            self._project_biased(flow, s.normed, w, "attn_k", k, same_input=True)
             record(f"Kcur-{i}", k, *kv_heads)
             if layer.value_source == "projection":
-                self._project_biased(flow, s.normed, w, "attn_v", v)
+                self._project_biased(flow, s.normed, w, "attn_v", v, same_input=True)
             raw_v = v if layer.value_source == "projection" else k
             record(f"Vcur-{i}", raw_v, *kv_heads)
             if spec.value_norm:
@@ -240,10 +240,10 @@ class Forward:
 
         ops.linear(flow, s.normed, w["attn_qkv"], s.qkv)
         record(f"linear_attn_qkv-{i}", s.qkv)
-        ops.linear(flow, s.normed, w["attn_gate"], s.z)
+        ops.linear(flow, s.normed, w["attn_gate"], s.z, same_input=True)
         record(f"z-{i}", s.z)
-        ops.linear(flow, s.normed, w["ssm_beta"], s.beta)
-        ops.linear(flow, s.normed, w["ssm_alpha"], s.alpha)
+        ops.linear(flow, s.normed, w["ssm_beta"], s.beta, same_input=True)
+        ops.linear(flow, s.normed, w["ssm_alpha"], s.alpha, same_input=True)
         record(f"alpha-{i}", s.alpha)
         delta_net.gates(flow, s.alpha, w["ssm_dt.bias"], w["ssm_a"], s.beta, s.decay)
         record(f"beta-{i}", s.beta)
@@ -331,7 +331,7 @@ class Forward:
         gate, up = s.gate.of_width(inner), s.up.of_width(inner)
         ops.linear(flow, s.normed, w[f"ffn_gate{suffix}"], gate)
         record(f"ffn_gate{suffix}-{i}", gate)
-        ops.linear(flow, s.normed, w[f"ffn_up{suffix}"], up)
+        ops.linear(flow, s.normed, w[f"ffn_up{suffix}"], up, same_input=True)
         record(f"ffn_up{suffix}-{i}", up)
         ops.gated(flow, gate, up, gate, self._spec.activation)
         record(f"ffn_act{suffix}-{i}", gate)
@@ -367,8 +367,15 @@ class Forward:
         ops.rms_norm(flow, x, weight, y, self._spec.rms_epsilon)
 
     def _project_biased(
-        self, flow: Flow, x: Values, w: dict[str, DeviceTensor], role: str, y: Values
+        self,
+        flow: Flow,
+        x: Values,
+        w: dict[str, DeviceTensor],
+        role: str,
+        y: Values,
+        *,
+        same_input: bool = False,
     ) -> None:
-        ops.linear(flow, x, w[role], y)
+        ops.linear(flow, x, w[role], y, same_input=same_input)
         if f"{role}.bias" in w:
             ops.add_bias(flow, y, w[f"{role}.bias"])

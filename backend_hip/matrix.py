@@ -45,8 +45,11 @@ class HalfColumns:
     """Device memory for one product's activations: (rows, padded length) halves, up to 16 rows
     packed as kernels/packed.h says, and a float32 scale a row.
 
-    Written and read within one product, so one serves a whole flow.
+    One serves a whole flow: a product writes it and reads it, and so may the products after it
+    that have the same input. `holds` is what the queue has left in it: form, rows, elements a row.
     """
+
+    holds: tuple[str, int, int] | None = None
 
     def __init__(self, device: Device, rows: int, columns: int) -> None:
         self.halves = Buffer(device, rows * padded(columns) * 2, "activations as halves")
@@ -85,16 +88,26 @@ def multiply(
     y: DevicePointer,
     count: int,
     tile: int | None = None,
+    *,
+    same_input: bool = False,
 ) -> None:
-    """y (count, rows) = x (count, columns) W^T, float32; `tile` None: chosen by size."""
+    """y (count, rows) = x (count, columns) W^T, float32; `tile` None: chosen by size.
+
+    `same_input`: the product queued before had this x, as halves or packed still there to be read.
+    """
     rows, columns = weight.shape
     tile = tile or choose_tile(rows, count)
     key = ("matvec_batched", f"{weight.format}/{tile}", "matrix")
-    if runs_packed(weight.format, tile):
+    packed = runs_packed(weight.format, tile)
+    needed = ("packed" if packed else "halves", count, columns)
+    convert = not (same_input and held.holds == needed)
+    held.holds = needed
+    if packed:
         if count > PACKED_TILE:
             raise ValueError(f"matrix: count is {count}, expected at most {PACKED_TILE}, a tile's")
-        to_packed = ("to_packed", "", "any")
-        kernels.launch(to_packed, (count, 1), x, held.packed, held.scales, columns)
+        if convert:
+            to_packed = ("to_packed", "", "any")
+            kernels.launch(to_packed, (count, 1), x, held.packed, held.scales, columns)
         kernels.launch(
             key,
             (-(-rows // PACKED_ROWS), 1),
@@ -102,7 +115,9 @@ def multiply(
         )
         return
     stride = padded(columns)
-    kernels.launch(("to_half", "", "any"), (count, 1), x, held.halves, held.scales, columns, stride)
+    if convert:
+        to_half = ("to_half", "", "any")
+        kernels.launch(to_half, (count, 1), x, held.halves, held.scales, columns, stride)
     height = NARROW_ROWS if tile in NARROW else tile
     kernels.launch(
         key,

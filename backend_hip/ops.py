@@ -180,9 +180,11 @@ def split_gate(flow: Flow, both: Values, q: Values, gate: Values, head_size: int
     flow.kernels.launch(key, grid, both.pointer, q.pointer, gate.pointer, count, head_size)
 
 
-def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
+def linear(
+    flow: Flow, x: Values, weight: DeviceTensor, y: Values, *, same_input: bool = False
+) -> None:
     """y = x W^T, for one column or for all tokens: at once on path matrix, else in groups of at
-    most max_cols."""
+    most max_cols. `same_input`: the flow's last product had this x, unchanged since."""
     rows, columns = weight.shape
     _require("linear", f"x for {weight.name}", x.width, columns)
     _require("linear", f"y for {weight.name}", y.width, rows)
@@ -194,7 +196,10 @@ def linear(flow: Flow, x: Values, weight: DeviceTensor, y: Values) -> None:
     if flow.path == "matrix":
         if flow.halves is None:
             raise ValueError("linear: halves is None, expected memory because the path is matrix")
-        matrix.multiply(flow.kernels, flow.halves, x.pointer, weight, y.pointer, flow.tokens)
+        matrix.multiply(
+            *(flow.kernels, flow.halves, x.pointer, weight, y.pointer, flow.tokens),
+            same_input=same_input,
+        )
         return
     few = few_columns(flow.path, flow.sequences)
     if few:

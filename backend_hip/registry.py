@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from backend_hip.attention_shape import LARGEST_HEAD
+from backend_hip.tuning import decode_path
 from backend_hip.wave import WAVE
 from reference.model.errors import InputError, Unsupported
 from reference.model.quant import FORMATS
@@ -284,9 +285,9 @@ def few_columns(path: str, sequences: int) -> int:
 def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[Key]:
     """What products of several columns need with weights of a format. Which block of the matrix
     unit runs depends on the number of columns, so all of them are needed."""
+    few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
     if path == "matrix":
-        return [("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES]
-    few: list[Key] = [("matvec_few", f"{form}@{columns}", path) for columns in few_kernels]
+        return [*(("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES), *few]
     return [("matvec_batched", form, path), *few]
 
 
@@ -324,15 +325,18 @@ def requirements(
     kv_type_k: str,
     kv_type_v: str,
     sequences: int = 1,
+    architecture: str = "cpu",
 ) -> list[Key]:
     """Every row that a model needs on a path, each once, with decode steps of up to `sequences`.
 
+    `architecture` says which of those steps run other products than the path's (tuning.py).
     Raises InputError for an unknown path.
     """
     if path not in PATHS:
         raise InputError(f"engine: path is {path}, expected one of {', '.join(PATHS)}")
     batches = range(2, sequences + 1)
-    few_kernels = sorted({few_columns(path, batch) for batch in batches} - {0})
+    paths = ((decode_path(path, batch, architecture), batch) for batch in batches)
+    few_kernels = sorted({few_columns(*step) for step in paths} - {0})
     keys: list[Key] = [("embed", weights.top["token_embd"].format.name, "any")]
     ops = ["rms_norm", "add_rms_norm", "add", "argmax_blocks", "argmax"]
     for layer in spec.layers:

@@ -38,14 +38,31 @@ _OTHER_AMD = "gfx1201"
 _ONE_COLUMN = ("matvec", "matvec_add", "norm_qkv")
 
 
+# Sequences of a decode step from which path matrix multiplies on the matrix unit; fewer run the
+# kernels of kparallel. At least 2: one sequence's step is what per-token prefill is made of, which
+# batched prefill is compared with. gfx1201's is not measured.
+_MATRIX_FROM: Mapping[str, int] = {"cuda": 2, "gfx1201": 4, "cpu": 2}
+
+
+def decode_path(path: str, sequences: int, architecture: str) -> str:
+    """The path whose products a decode step runs."""
+    few = sequences < _MATRIX_FROM[_kind(architecture, _MATRIX_FROM)]
+    return "kparallel" if path == "matrix" and few else path
+
+
+def _kind(architecture: str, table: Mapping[str, object]) -> str:
+    """The column of a table for an architecture: AMD's others take gfx1201's, others the CPU's."""
+    kind = architecture.split()[0]
+    if kind.startswith("gfx"):
+        return kind if kind in table else _OTHER_AMD
+    return kind if kind in table else "cpu"
+
+
 def shape_of(architecture: str, op: str) -> Shape:
     """The shape of an op's kernels on an architecture ("gfx1201", "cuda sm_90", "x86_64", ...).
 
     AMD's other architectures take gfx1201's, NVIDIA's one column of the table. Raises KeyError for
     an op without shapes.
     """
-    kind = architecture.split()[0]
-    if kind.startswith("gfx"):
-        kind = kind if kind in _SHAPES else _OTHER_AMD
     family = "one_column" if op in _ONE_COLUMN else op
-    return _SHAPES.get(kind, _SHAPES["cpu"])[family]
+    return _SHAPES[_kind(architecture, _SHAPES)][family]

@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip import matrix
+from backend_hip import matrix, tuning
 from backend_hip.device import Device
-from backend_hip.registry import PACKED_FORMATS, PACKED_TILE
+from backend_hip.engine import Engine
+from backend_hip.registry import PACKED_FORMATS, PACKED_TILE, requirements
 from backend_hip.weights import DeviceTensor
+from fixtures.registry import resolve_model
 from reference.dequant import dequantise, magnitudes
 from reference.half import half_rows
+from reference.model import load_model
 from reference.model.quant import FORMATS
 from reference.model.weights import Tensor
 from reference.quantise import quantise
@@ -160,3 +163,22 @@ def test_either_rounding_of_weights_is_accepted_and_no_other() -> None:
         assert compare(want, *both).ok
         beyond = want + 2 * (want - both[0]) + np.sign(want - both[0]) * both[1]
         assert not compare(beyond, *both).ok
+
+
+def test_decode_steps_of_few_sequences_follow_the_table(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps below the threshold ask for the kernels of kparallel, and no others do."""
+    model = load_model(resolve_model("tiny-llama-q4_k"))
+    threshold = 4
+    monkeypatch.setattr(tuning, "_MATRIX_FROM", dict.fromkeys(tuning._MATRIX_FROM, threshold))
+    paths = [tuning.decode_path("matrix", count, device.architecture) for count in (1, 3, 4, 8)]
+    assert paths == ["kparallel", "kparallel", "matrix", "matrix"]
+    assert tuning.decode_path("serial", 2, device.architecture) == "serial"
+    keys = requirements(model.spec, model.weights, "matrix", "f16", "f16", 8, device.architecture)
+    assert {key[1].partition("@")[2] for key in keys if key[0] == "matvec_few"} == {"4"}
+    with Engine(model, device, path="matrix", sequences=4, context_length=8) as engine:
+        for count, op in ((3, "matvec_few"), (4, "matvec_batched")):
+            routes = engine.decode_batch([1] * count, range(count))[0].routes
+            products = {route.split()[0] for route in routes if route.startswith("matvec")}
+            assert products == {op}

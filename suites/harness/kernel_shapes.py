@@ -24,10 +24,6 @@ SUPER_BLOCK, SUPER_BLOCK_LANE_ELEMENTS = 256, 32
 # The matrix unit: terms of one instruction's sums, and the waves that may share a row's K.
 FRAGMENT_K = 16
 MATRIX_WAVES = REGISTRY.find("matvec_batched", "F16/16", "matrix").block // WAVE
-# Sums of 32 activations are divided by 64 and split into halves hi and lo. lo is a multiple of
-# 2^-24, so a sum may be off by 64 * 2^-25: 2^-33 of a row's largest magnitude, 2^14 and more. This
-# share of the largest beside each of the 32 counts as much, because relative(K) is above 2^-15.
-SPLIT_FLOOR = 2.0**-22
 # kernels/numeric.h: exp is within 2 ulp; tanh's absolute error follows from it. In unit roundoffs.
 EXP_ROUNDINGS = 4.0
 TANH_ROUNDINGS = 6.0

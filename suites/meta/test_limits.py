@@ -20,7 +20,7 @@ from reference import ops
 from reference.delta_net import RecurrentState, step_form
 from reference.model.spec import Activation, DeltaNetSpec
 from reference.model.trace import Trace, trace_points
-from suites.harness import bounds_delta_net, kernel_shapes, local_tolerances, sensitivity
+from suites.harness import bounds_delta_net, kernel_shapes, sensitivity
 from suites.harness.compare import Array
 from suites.harness.fake_engine import FakeEngine
 from suites.harness.local import LocalRules, PointCheck, first_broken, judge_trace
