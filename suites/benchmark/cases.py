@@ -8,11 +8,14 @@ so the second sweep also runs 120 and 128, on a GPU 313 and 658 too.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from backend_hip.engine import DEFAULT_MAX_COLS
-from suites.options import Selection
+
+if TYPE_CHECKING:  # `assay bench` reads this file where pytest is not installed
+    from suites.options import Selection
 
 MODE_KINDS = (("per-token", "kparallel"), ("batched", "serial"), ("batched", "kparallel"))
 MAX_COLS = (16, 32, 35, 40, 44, 48, 64)
@@ -50,7 +53,7 @@ class SpeedCase:
         return tuple(int(token) for token in rng.integers(0, vocab_size, self.prompt_tokens))
 
 
-def cases(sweep: str, selection: Selection, device_kind: str | None) -> list[SpeedCase]:
+def cases(sweep: str, selection: "Selection", device_kind: str | None) -> list[SpeedCase]:
     """The cases of a sweep ("mode", "max-cols"): options replace its lists of values.
 
     `device_kind` is the runtime's. Modes and paths that options leave out are deselected by the

@@ -380,3 +380,10 @@ def test_a_row_far_smaller_than_the_first_has_a_limit_of_its_own(tmp_path: Path)
         trace.record("result_output", np.arange(5, dtype=np.float32)[None])
         trace.save(tmp_path / f"{name}.npz")
     assert cli.main(["compare", str(tmp_path / "bad.npz"), str(tmp_path / "good.npz")]) == 1
+
+
+def test_no_command_needs_pytest() -> None:
+    """`pip install .` brings no pytest, and every command is imported for --help."""
+    program = "import sys; sys.modules['pytest'] = None; from suites import cli; cli.build_parser()"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True)
+    assert answer.returncode == 0, answer.stderr.decode()
