@@ -1,5 +1,6 @@
 """What is right stays silent under both checks and leaves the bits that it leaves without them."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from backend_hip import matrix
 from backend_hip.device import Buffer, Device
 from backend_hip.engine import Engine
-from backend_hip.registry import REGISTRY, Key, requirements, runs_packed
+from backend_hip.registry import KV_TYPES, REGISTRY, Key, requirements, runs_packed
 from backend_hip.runtimes.checking import Checking, checking_of, set_checking
 from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
@@ -44,6 +45,11 @@ ENGINES = (
     EngineCase("oracle-gemma4moe"),
     EngineCase("oracle-qwen35moe"),
     EngineCase("tiny-qwen3", path="matrix"),
+    *(
+        EngineCase("tiny-qwen3", kv_type_k=kind_k, kv_type_v=kind_v)
+        for kind_k, kind_v in itertools.product(KV_TYPES, repeat=2)
+        if "q8_0" in (kind_k, kind_v)
+    ),
     # The rest of the registry, with as few models as have it.
     EngineCase("tiny-qwen35moe", kv_type_k="f32", kv_type_v="f32"),
     EngineCase("tiny-gemma4e", path="serial", kv_type_v="f32"),
@@ -108,12 +114,18 @@ DIRECT: tuple[Key, ...] = (
     *(("matvec_expert", name, "kparallel") for name in EXPERT_FORMATS),
     *(("matvec_experts", name, "kparallel") for name in EXPERT_FORMATS),
 )
+# Fused rows and those of decode batches, in every format.
+OTHERS: tuple[Key, ...] = tuple(
+    row.key
+    for row in REGISTRY
+    if row.op in ("matvec_add", "matvec_few", "norm_qkv", "norm_gate_up", "norm_rope")
+)
 # A short prompt has few columns: each block shape of the matrix unit by itself, in every format.
 BLOCKS: tuple[Key, ...] = tuple(row.key for row in REGISTRY if row.path == "matrix")
 
 
 def test_every_row_of_the_registry_has_a_case() -> None:
-    covered = {*DIRECT, *BLOCKS}
+    covered = {*DIRECT, *BLOCKS, *OTHERS}
     for case in ENGINES:
         model = load_model(resolve_model(case.model))
         keys = requirements(model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v)
@@ -158,6 +170,54 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
             flow.kernels.launch(key, grid, *arguments)
             np.testing.assert_array_equal(lab.read(y), plain)
             set_checking(Checking())
+
+
+def _normal(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def _arguments(lab: Lab, key: Key, step: Buffer) -> tuple[tuple[int, int], tuple[Any, ...], Buffer]:
+    """Grid, arguments and result of a launch of one of OTHERS."""
+    op, variant, _ = key
+    columns, rows, kv_rows, count = 256, 6, 2, 3
+    x = lab.buffer(_normal(1, count, columns))
+    norm = lab.buffer(_normal(2, columns))
+    y = lab.buffer(_normal(3, count, columns))
+    if op == "norm_rope":
+        tables = [lab.buffer(_normal(seed, 1, columns // 2)) for seed in (4, 5)]
+        other = lab.buffer(_normal(6, columns))
+        heads = (1, columns, columns // 2, 1e-6)
+        return (2, 1), (y, other, norm, norm, *tables, step, *heads), y
+    names = variant.split(",")[-2:]
+    weights = [_weight(lab, name, rows, columns) for name in names if name in FORMATS]
+    if op == "norm_qkv":
+        k, v = (_weight(lab, name, kv_rows, columns) for name in names)
+        others = [lab.buffer(_normal(7, kv_rows)) for _ in range(2)]
+        sizes = (rows, kv_rows, columns, 1e-6)
+        return (2, 1), (x, norm, weights[0], k, v, y, *others, *sizes), y
+    if op == "norm_gate_up":
+        arguments = (x, norm, weights[0], weights[0], y, rows, columns, 1e-6)
+        return (2, 1), arguments, y
+    more = (count,) if op == "matvec_few" else ()
+    return (2, 1), (weights[0], x, y, rows, columns, *more), y
+
+
+@pytest.mark.parametrize("key", OTHERS, ids=lambda key: " ".join(key))
+def test_a_fused_kernel_is_clean(key: Key, device: Device) -> None:
+    full = (key[0], key[1] + "@4", key[2]) if key[0] == "matvec_few" else key
+    with checked(device, Checking()), Lab(device) as lab:
+        flow = lab.flow([full], {})
+        grid, arguments, result = _arguments(lab, key, flow.step)
+        before = result.download((result.nbytes,), np.uint8)
+        found = []
+        for checking in (Checking(), *(Checking(shuffle=seed, sanitize=True) for seed in SEEDS)):
+            result.upload(before)
+            set_checking(checking)
+            flow.kernels.launch(full, grid, *arguments)
+            found.append(result.download((result.nbytes,), np.uint8).tobytes())
+            set_checking(Checking())
+        assert found[0] != before.tobytes()
+        assert found[1:] == found[:1] * len(SEEDS)
 
 
 @pytest.mark.parametrize("key", BLOCKS, ids=lambda key: " ".join(key))
