@@ -46,8 +46,8 @@ def plant_column_shift(monkeypatch: pytest.MonkeyPatch, weight: str) -> None:
     """One layer's batched product gives column c the result of column c - 1."""
     linear = ops.linear
 
-    def broken(flow: Any, x: Any, tensor: Any, y: Any) -> None:
-        linear(flow, x, tensor, y)
+    def broken(flow: Any, x: Any, tensor: Any, y: Any, **rest: Any) -> None:
+        linear(flow, x, tensor, y, **rest)
         if tensor.name == weight and flow.tokens > 1:
             linear(replace(flow, tokens=flow.tokens - 1), x, tensor, y.from_row(1))
 

@@ -38,7 +38,7 @@ def _run(*arguments: str) -> int:
 
 def _copy_project(folder: Path) -> None:
     """What `assay validate` of a tiny model needs."""
-    kept = shutil.ignore_patterns("__pycache__", "golden", "meta", "benchmark", "parity")
+    kept = shutil.ignore_patterns("__pycache__", "golden", "meta", "parity")
     for name in ("reference", "backend_hip", "suites", "fixtures", "reports"):
         shutil.copytree(ROOT / name, folder / name, ignore=kept)
 
