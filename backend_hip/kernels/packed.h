@@ -24,7 +24,7 @@ SIMT_DEVICE int slot_32(int pair) { return pair / 2 * 8 + pair % 2 * 2 + 1; }
 SIMT_DEVICE int slot_16(int pair) { return 2 * pair; }
 
 // The halves are below 2^15, their sums of 32 below 2^20 and of 16 below 2^19.
-constexpr float SUM_32_SCALE = 1.0f / 64;
-constexpr float SUM_16_SCALE = 1.0f / 32;
+[[maybe_unused]] constexpr float SUM_32_SCALE = 1.0f / 64;
+[[maybe_unused]] constexpr float SUM_16_SCALE = 1.0f / 32;
 
 }  // namespace packed

@@ -9,18 +9,18 @@ namespace packed {
 using simt::Quad;
 
 // Pairs of halves.
-constexpr uint32_t HALF_1 = 0x3C003C00u;
-constexpr uint32_t HALF_1_AND_16 = 0x4C003C00u;  // 1 low
-constexpr uint32_t HALF_QUARTER = 0x34003400u;
-constexpr uint32_t HALF_64TH = 0x24002400u;
-constexpr uint32_t HALF_64 = 0x54005400u;    // its last bits count 1 / 16
-constexpr uint32_t HALF_1024 = 0x64006400u;  // its last bits count 1
-constexpr uint32_t HALF_1152 = 0x64806480u;
-constexpr uint32_t MINUS_HALF_18 = 0xCC80CC80u;
-constexpr uint32_t MINUS_HALF_64 = 0xD400D400u;
-constexpr uint32_t MINUS_HALF_288 = 0xDC80DC80u;
-constexpr uint32_t MINUS_HALF_1024 = 0xE400E400u;
-constexpr float SUM_UNSCALE_32 = 1.0f / SUM_32_SCALE;
+[[maybe_unused]] constexpr uint32_t HALF_1 = 0x3C003C00u;
+[[maybe_unused]] constexpr uint32_t HALF_1_AND_16 = 0x4C003C00u;  // 1 low
+[[maybe_unused]] constexpr uint32_t HALF_QUARTER = 0x34003400u;
+[[maybe_unused]] constexpr uint32_t HALF_64TH = 0x24002400u;
+[[maybe_unused]] constexpr uint32_t HALF_64 = 0x54005400u;    // its last bits count 1 / 16
+[[maybe_unused]] constexpr uint32_t HALF_1024 = 0x64006400u;  // its last bits count 1
+[[maybe_unused]] constexpr uint32_t HALF_1152 = 0x64806480u;
+[[maybe_unused]] constexpr uint32_t MINUS_HALF_18 = 0xCC80CC80u;
+[[maybe_unused]] constexpr uint32_t MINUS_HALF_64 = 0xD400D400u;
+[[maybe_unused]] constexpr uint32_t MINUS_HALF_288 = 0xDC80DC80u;
+[[maybe_unused]] constexpr uint32_t MINUS_HALF_1024 = 0xE400E400u;
+[[maybe_unused]] constexpr float SUM_UNSCALE_32 = 1.0f / SUM_32_SCALE;
 
 // The rows that a lane holds.
 struct Lines {
