@@ -192,7 +192,7 @@ BAD_IDS = {
     "no pieces": "tiny-llama:f16,f16:m7:n7:s0:poison:x1:-:-",
     "unknown way": "tiny-llama:f16,f16:m7:n7:s0:poison:x1:-:q8",
     "no tokens": "tiny-llama:f16,f16:m7:n7:s0:poison:x1:-:b0",
-    "unknown type": "tiny-llama:f16,q8_0:m7:n7:s0:poison:x1:-:b8",
+    "unknown type": "tiny-llama:f16,q4_0:m7:n7:s0:poison:x1:-:b8",
     "unknown content": "tiny-llama:f16,f16:m7:n7:s0:ones:x1:-:b8",
     "too many columns": "tiny-llama:f16,f16:m65:n7:s0:poison:x1:-:b8",
     "written otherwise": "tiny-llama:f16,f16:m07:n7:s0:poison:x1:-:b8",
