@@ -19,7 +19,7 @@ from fixtures.registry import resolve_model
 from reference.model import Model, load_model
 from reference.model.quant import FORMATS
 from reference.quantise import quantise
-from suites.correctness.checks import checked
+from suites.correctness.checks import checked, formats_in_ci
 from suites.correctness.lab import Lab
 
 SEEDS = (0, 5, 11)
@@ -202,7 +202,7 @@ def _arguments(lab: Lab, key: Key, step: Buffer) -> tuple[tuple[int, int], tuple
     return (2, 1), (weights[0], x, y, rows, columns, *more), y
 
 
-@pytest.mark.parametrize("key", OTHERS, ids=lambda key: " ".join(key))
+@pytest.mark.parametrize("key", formats_in_ci(OTHERS))
 def test_a_fused_kernel_is_clean(key: Key, device: Device) -> None:
     full = (key[0], key[1] + "@4", key[2]) if key[0] == "matvec_few" else key
     with checked(device, Checking()), Lab(device) as lab:
@@ -220,7 +220,7 @@ def test_a_fused_kernel_is_clean(key: Key, device: Device) -> None:
         assert found[1:] == found[:1] * len(SEEDS)
 
 
-@pytest.mark.parametrize("key", BLOCKS, ids=lambda key: " ".join(key))
+@pytest.mark.parametrize("key", formats_in_ci(BLOCKS))
 def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
     form, _, shape = key[1].partition("/")
     rows, columns, tile = 9, 256, int(shape)
