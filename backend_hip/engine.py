@@ -24,11 +24,12 @@ from backend_hip.dispatch import Kernels
 from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
 from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward, fused_keys, why_not_fused
+from backend_hip.fused_batch import FusedBatch, fused_batch_keys, why_not_fused_batch
 from backend_hip.graphs import DecodeGraphs, GraphKey, GraphUse
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.matrix import default_chunk, half_columns
 from backend_hip.ops import Flow, Splits
-from backend_hip.registry import REGISTRY, Key, Registry, requirements
+from backend_hip.registry import PACKED_MOST, REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
@@ -53,8 +54,9 @@ class Engine:
     `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
     batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols, 512 on path matrix.
     `judge` receives both results when `batched_prefill` is "validate"; what it returns is kept as
-    `validation`. `fused` lets the decode graph of one sequence use fused kernels; `fusion` says
-    "on", or why not. Raises Unsupported before anything runs when the registry lacks a kernel.
+    `validation`. `fused` lets decode graphs use fused kernels; `fusion` (one column of kparallel)
+    and `batch_fusion` (path matrix) say "on", or why not. Raises Unsupported before anything runs
+    when the registry lacks a kernel.
     """
 
     def __init__(
@@ -93,7 +95,14 @@ class Engine:
         keys = requirements(spec, model.weights, *kinds, sequences, device.architecture)
         self.fusion = why_not_fused(spec, model.weights, registry) or "on" if fused else "off"
         if self.fusion == "on":
-            keys = list(dict.fromkeys([*keys, *fused_keys(spec, model.weights)]))
+            keys += fused_keys(spec, model.weights)
+        batches = decode_path(path, sequences, device.architecture) == "matrix"
+        self.batch_fusion = "off"
+        if fused and batches:
+            self.batch_fusion = why_not_fused_batch(spec, model.weights, registry) or "on"
+        if self.batch_fusion == "on":
+            keys += fused_batch_keys(spec, model.weights, kv_types)
+        keys = list(dict.fromkeys(keys))
         self.kernels = Kernels(device, registry, keys, {"MAX_COLS": max_cols}, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
         self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context, sequences)
@@ -104,10 +113,10 @@ class Engine:
         self._tail = SamplerTail(device, sequences)
         held = (self.weights, self._cache, self._scratch, self._tail)
         self._pass = Forward(model, device, *held, kv_types, sequences)
-        self._fused = FusedForward(spec, *held, self._pass.tables, kv_types)
+        shared = (spec, self.weights, self._cache, self._scratch, self._pass, kv_types)
+        self._fused, self._fused_batch = FusedForward(*shared), FusedBatch(*shared)
         self._sequences = Sequences(spec, self._cache, self._pass.states, sequences)
         self._graphs = DecodeGraphs()
-        self._positions = 1  # that the rows of the current step see at most
 
     @property
     def position(self) -> int:
@@ -164,12 +173,12 @@ class Engine:
         rows = []
         for index, token in enumerate(ids):
             want = logits == "all" or index == len(ids) - 1
-            self._write_step(self._sequences.following((token,), sequence))
+            seen = self._write_step(self._sequences.following((token,), sequence))
             if trace is None:
-                self._replay(1, with_tail=want)
+                self._replay(1, seen, with_tail=want)
             else:
                 self._step.queue_copy(1)
-                self._pass.run(self._decode_flow(1), int(want), trace)
+                self._pass.run(self._decode_flow(1, seen), int(want), trace)
             self._sequences.advance(sequence, 1)
             if want:
                 rows.append(self._scratch.logits.download(1))
@@ -258,10 +267,10 @@ class Engine:
                 f"({vocabulary},)"
             )
         held = self._scratch.logits
-        self._write_step([FlowRow(0, 0)])
+        seen = self._write_step([FlowRow(0, 0)])
         self._step.queue_copy(1)
         held.buffer.upload(np.ascontiguousarray(logits))
-        self._tail.queue(self._decode_flow(1), held.row(0), vocabulary)
+        self._tail.queue(self._decode_flow(1, seen), held.row(0), vocabulary)
         self.device.stream.synchronise()
         return self._tail.record(held.buffer, 0, vocabulary, self._stamp)
 
@@ -314,20 +323,23 @@ class Engine:
         shared = (self.path, self.max_cols, sequences, splits, self._halves)
         return Flow(self.kernels, self._step.buffer, tokens, batched, *shared)
 
-    def _decode_flow(self, rows: int) -> Flow:
-        """A flow of one token each of `rows` sequences, for the positions of the current step."""
-        count = split_bucket(self._positions, self.context_length)
+    def _decode_flow(self, rows: int, seen: int) -> Flow:
+        """A flow of one token each of `rows` sequences, which see at most `seen` positions."""
+        count = split_bucket(seen, self.context_length)
         splits = Splits(count, self._scratch.partials)
         flow = self._flow(rows, batched=rows > 1, sequences=rows, splits=splits)
         return replace(flow, path=decode_path(self.path, rows, self.device.architecture))
 
-    def _write_step(self, rows: Sequence[FlowRow]) -> None:
-        """Prepares the host side of a flow, after everything queued before has left it alone."""
+    def _write_step(self, rows: Sequence[FlowRow]) -> int:
+        """Prepares the host side of a flow, after everything queued before has left it alone.
+
+        Returns how many positions its rows see at most.
+        """
         self.device.stream.synchronise()
         self._stamp += 1
         self._tail.arm()
         self._step.write(self._stamp, rows)
-        self._positions = 1 + max(row.position for row in rows)
+        return 1 + max(row.position for row in rows)
 
     def _advance(self, tokens: Sequence[int], sequences: Sequence[int] | None) -> Sequence[int]:
         """One token each through the decode graph; waits until the results have been staged."""
@@ -342,22 +354,22 @@ class Engine:
             check_tokens([token], self.model.spec, self._sequences.room(sequence))
             rows += self._sequences.following([int(token)], sequence)
         self._scratch.poison_logits()
-        self._write_step(rows)
-        self._replay(len(rows), with_tail=True)
+        self._replay(len(rows), self._write_step(rows), with_tail=True)
         for sequence in chosen:
             self._sequences.advance(sequence, 1)
         self.device.stream.synchronise()
         return chosen
 
-    def _replay(self, rows: int, *, with_tail: bool) -> None:
-        """Queues the flow of one token each of `rows` sequences as a graph, with or without LM head
-        and sampler tail."""
-        flow = self._decode_flow(rows)
+    def _replay(self, rows: int, seen: int, *, with_tail: bool) -> None:
+        """Queues a decode flow as a graph, with or without LM head and sampler tail."""
+        flow = self._decode_flow(rows, seen)
         assert flow.splits is not None
 
         def queue() -> None:
             self._step.queue_copy(rows)
-            if rows == 1 and self.fusion == "on":
+            if flow.path == "matrix" and self.batch_fusion == "on" and rows <= PACKED_MOST:
+                self._fused_batch.run(flow, with_tail=with_tail)
+            elif rows == 1 and self.fusion == "on":
                 self._fused.run(flow, with_tail=with_tail)
             else:
                 self._pass.run(flow, rows if with_tail else 0, None)

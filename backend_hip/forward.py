@@ -160,21 +160,29 @@ class Forward:
                 ops.scale(flow, s.x, self._output_scale[i])
             record(f"l_out-{i}", s.x)
 
-        if not want_rows:
-            return s.logits
+        return self.head(flow, want_rows, trace) if want_rows else s.logits
+
+    def head(self, flow: Flow, want_rows: int, trace: Trace | None = None) -> Values:
+        """Logits of the flow's last `want_rows` tokens from the residual stream, and the tail."""
+        s, record = self._scratch, _Chunk(flow, trace).record
         last = replace(flow, tokens=want_rows)
         logits = s.logits if want_rows == flow.sequences else s.all_logits()
-        output_norm = weights.top["output_norm"]
+        output_norm = self._weights.top["output_norm"]
         self._norm(last, s.x.from_row(flow.tokens - want_rows), output_norm, s.normed)
         record("result_norm", s.normed, rows=want_rows)
-        ops.linear(last, s.normed, weights.lm_head, logits)
-        if "output.bias" in weights.top:
-            ops.add_bias(last, logits, weights.top["output.bias"])
+        ops.linear(last, s.normed, self._weights.lm_head, logits)
+        self.finish(flow, logits, want_rows)
+        record(LOGITS, logits, rows=want_rows)
+        return logits
+
+    def finish(self, flow: Flow, logits: Values, want_rows: int) -> None:
+        """What follows the LM head's product, in place, and the sampler tail."""
+        spec, last = self._spec, replace(flow, tokens=want_rows)
+        if "output.bias" in self._weights.top:
+            ops.add_bias(last, logits, self._weights.top["output.bias"])
         if spec.logit_softcap is not None:
             ops.soft_cap(last, logits, spec.logit_softcap)
-        record(LOGITS, logits, rows=want_rows)
         self._tail.queue(flow, logits.row(want_rows - flow.sequences), spec.vocab_size)
-        return logits
 
     def _attention(self, chunk: _Chunk, layer: LayerSpec) -> None:
         """Softmax attention of one block: s.normed -> s.out."""

@@ -8,15 +8,13 @@ verdict (untraced against traced).
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from backend_hip import ops
+from backend_hip.forward import Forward
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import REGISTRY, Key, Registry
-from backend_hip.sampler import SamplerTail
 from backend_hip.scratch import Scratch
-from backend_hip.state import RopeTables
 from backend_hip.weights import DeviceTensor, DeviceWeights
 from reference.model.architectures import ARCHITECTURES
 from reference.model.errors import Unsupported
@@ -27,9 +25,9 @@ LARGEST_HEAD = 512  # kernels/norm_rope.hip
 ROWS_PER_WAVE = 2  # a wave's rows belong to one matrix
 
 
-def why_not_fused(spec: ModelSpec, weights: Weights, registry: Registry = REGISTRY) -> str:
-    """What of a model the fused pass does not know; empty where it does."""
-    plain = {
+def what_is_not_plain(spec: ModelSpec) -> list[str]:
+    """What a model has that no fused pass knows."""
+    there = {
         "post norms": spec.post_norms,
         "gated attention": spec.gated_attention,
         "value norms": spec.value_norm,
@@ -45,7 +43,12 @@ def why_not_fused(spec: ModelSpec, weights: Weights, registry: Registry = REGIST
             for layer in spec.layers
         ),
     }
-    found = [name for name, there in plain.items() if there]
+    return [name for name, found in there.items() if found]
+
+
+def why_not_fused(spec: ModelSpec, weights: Weights, registry: Registry = REGISTRY) -> str:
+    """What of a model the fused pass does not know; empty where it does."""
+    found = what_is_not_plain(spec)
     if found:
         return f"the model has {', '.join(found)}"
     try:
@@ -92,12 +95,11 @@ class FusedForward:
         weights: DeviceWeights,
         cache: DeviceCache,
         scratch: Scratch,
-        tail: SamplerTail,
-        tables: RopeTables,
+        forward: Forward,
         kv_types: str,
     ) -> None:
         self._spec, self._weights, self._cache = spec, weights, cache
-        self._scratch, self._tail, self._tables = scratch, tail, tables
+        self._scratch, self._forward, self._tables = scratch, forward, forward.tables
         self._kv_types = kv_types
 
     def run(self, flow: Flow, *, with_tail: bool) -> None:
@@ -124,15 +126,8 @@ class FusedForward:
             self._linear_add(flow, mixed, w["attn_output"])
             self._norm_gate_up(flow, w, inner)
             self._linear_add(flow, inner, w["ffn_down"])
-        if not with_tail:
-            return
-        ops.rms_norm(flow, s.x, top["output_norm"], s.normed, spec.rms_epsilon)
-        ops.linear(flow, s.normed, self._weights.lm_head, s.logits)
-        if "output.bias" in top:
-            ops.add_bias(flow, s.logits, top["output.bias"])
-        if spec.logit_softcap is not None:
-            ops.soft_cap(flow, s.logits, spec.logit_softcap)
-        self._tail.queue(replace(flow, tokens=1), s.logits.row(0), spec.vocab_size)
+        if with_tail:
+            self._forward.head(flow, 1)
 
     def _norm_qkv(
         self, flow: Flow, w: dict[str, DeviceTensor], q: Values, k: Values, v: Values

@@ -248,7 +248,7 @@ def kv_write(
         key,
         (_blocks(width, flow.kernels.block(key)), flow.tokens),
         *(k.pointer, v.pointer, keys, values, flow.step),
-        *(width, layer.head_size, _cache_rows(keys, width, kv_types)),
+        *(width, layer.head_size, cache_rows(keys, width, kv_types)),
     )
 
 
@@ -268,7 +268,7 @@ def attention(
     heads, window = layer.head_count_kv, layer.window or 0
     size, group = layer.head_size, layer.head_count // heads
     blocks = heads * attention_shape.passes(size, group)
-    cache_rows = _cache_rows(keys, heads * size, kv_types)
+    held_rows = cache_rows(keys, heads * size, kv_types)
     sizes = head_sizes(layer)
     if flow.splits is None:
         rows = attention_shape.rows_per_block(size, group)
@@ -276,7 +276,7 @@ def attention(
             ("attention", f"{kv_types}@{sizes}", "any"),
             (blocks, _blocks(flow.tokens, rows)),
             *(q.pointer, keys, values, out.pointer, flow.step),
-            *(flow.tokens, heads, cache_rows, window, scale),
+            *(flow.tokens, heads, held_rows, window, scale),
         )
         return
     splits, partials = flow.splits.count, flow.splits.partials
@@ -284,7 +284,7 @@ def attention(
         ("attention_split", f"{kv_types}@{sizes}", "any"),
         (blocks, flow.tokens * splits),
         *(q.pointer, keys, values, out.pointer, partials, flow.step),
-        *(splits, heads, cache_rows, window, scale),
+        *(splits, heads, held_rows, window, scale),
     )
     if splits > 1:
         flow.kernels.launch(
@@ -294,7 +294,7 @@ def attention(
         )
 
 
-def _cache_rows(keys: Buffer, width: int, kv_types: str) -> int:
+def cache_rows(keys: Buffer, width: int, kv_types: str) -> int:
     """Positions that a cache tensor of `width` elements each has room for, of all sequences."""
     return keys.nbytes // KV_TYPES[kv_types.partition(",")[0]].row_nbytes(width)
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from backend_hip.attention_shape import LARGEST_HEAD
+from backend_hip.layout import layout_of
 from backend_hip.tuning import decode_path
 from backend_hip.wave import WAVE
 from reference.model.errors import InputError, Unsupported
@@ -27,8 +28,9 @@ from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
 MATRIX_TILES = (16, 32, 64, 128)  # columns of a block on path matrix
-PACKED_TILE = 16  # where formats of PACKED_FORMATS run matvec_packed.hip
 PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
+PACKED_MOST = 32  # columns up to which they run matvec_packed.hip, in tiles of PACKED_TILE
+PACKED_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def _weight_defines(name: str) -> tuple[tuple[str, int], ...]:
     block_format = FORMATS[name]
     return (
         ("WEIGHT_FORMAT", block_format.ggml_type),
-        ("BLOCK_BYTES", block_format.block_nbytes),
+        ("BLOCK_BYTES", layout_of(block_format).device_nbytes),
         ("BLOCK_ELEMENTS", block_format.block_elements),
     )
 
@@ -125,6 +127,7 @@ _V_FORMATS: Mapping[str, tuple[str, ...]] = {
     "Q5_0": ("Q8_0",),
 }
 ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1}  # codes of the kernels' ACTIVATION
+PAIRINGS: Mapping[str, int] = {"norm": 0, "neox": 1}  # of their ROPE_NEOX
 
 # Entries of kernels/arithmetic.hip and their signatures.
 _ARITHMETIC = {
@@ -136,12 +139,20 @@ _ARITHMETIC = {
     "sigmoid_gated": "PPi",
     "sigmoid_gated_rows": "PPii",
     "split_gate": "PPPii",
+    "sum_parts": "PPii",
 }
 
 
-def runs_packed(form: str, tile: int) -> bool:
-    """Whether blocks of `tile` columns read weights as the file has them and packed activations."""
-    return tile == PACKED_TILE and form in PACKED_FORMATS
+def tiles_of(form: str) -> tuple[int, ...]:
+    """Columns of a block of the matrix unit for weights of a format, ascending: all, or those for
+    more columns than the packed kernel takes."""
+    return tuple(tile for tile in MATRIX_TILES if form not in PACKED_FORMATS or tile > PACKED_MOST)
+
+
+def runs_packed(form: str, count: int) -> bool:
+    """Whether products of `count` columns read weights as the file has them, and activations as
+    kernels/packed.h lays them out."""
+    return form in PACKED_FORMATS and count <= PACKED_MOST
 
 
 def _row(op: str, file: str, signature: str, block: int, **rest: Any) -> KernelRow:
@@ -165,6 +176,17 @@ def _fused_projections(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
         yield _row("norm_gate_up", "norm_gate_up.hip", "PPPPPiif", 8 * WAVE, **row | pair)
 
 
+def _packed_products(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
+    """Products that share their activations, the last with weights in a format of its own."""
+    for last in dict.fromkeys((name, *_V_FORMATS.get(name, ()))):
+        if last in PACKED_FORMATS:
+            last_format = ("LAST_FORMAT", FORMATS[last].ggml_type)
+            both: dict[str, Any] = {"defines": (*row["defines"], last_format)}
+            both |= {"path": "matrix", "variant": f"{name},{last}", "entry": "matvec_packed"}
+            both |= {"shape": ("STAGED_SUPERBLOCKS",), "claims": ("wide_loads",), "waves": (32,)}
+            yield _row("products_packed", "matvec_packed.hip", "PPPPPPiiiiii", 256, **both)
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
         form = {"variant": name, "defines": _weight_defines(name)}
@@ -181,22 +203,23 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
-        for tile in MATRIX_TILES:  # entries of one code object, but for packed formats
-            packed = runs_packed(name, tile)
-            file = "matvec_packed.hip" if packed else "matvec_batched_matrix.hip"
-            entry = "matvec_packed" if packed else f"matvec_batched_{tile}"
-            signature = "PPPPiii" if packed else "PPPPiiii"
+        if name in PACKED_FORMATS:
+            yield from _packed_products(name, form)
+        for tile in tiles_of(name):  # entries of one code object
+            entry = f"matvec_batched_{tile}"
             shape = form | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
-            yield _row("matvec_batched", file, signature, 256, **shape, waves=(32,))
+            file = "matvec_batched_matrix.hip"
+            yield _row("matvec_batched", file, "PPPPiiii", 256, **shape, waves=(32,))
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
 
     yield _row("to_half", "to_half.hip", "PPPii", 256)
     yield _row("to_packed", "to_packed.hip", "PPPi", 256, waves=(32,))
+    yield _row("norm_pack", "norm_pack.hip", "PPPPPiiif", 256, waves=(32,))
     yield _row("rms_norm", "rms_norm.hip", "PPPif", 128)
     yield _row("add_rms_norm", "rms_norm.hip", "PPPPPif", 128)
-    for pairing, code in (("norm", 0), ("neox", 1)):
+    for pairing, code in PAIRINGS.items():
         defines = (("ROPE_NEOX", code),)
         yield _row("rope", "rope.hip", "PPPPii", WAVE, variant=pairing, defines=defines)
         for suffix, normed in (("", 0), (",normed", 1)):
@@ -208,6 +231,11 @@ def _rows() -> Iterable[KernelRow]:
             "defines": (("K_TYPE", kind_k.code), ("V_TYPE", kind_v.code)),
         }
         yield _row("kv_write", "kv_write.hip", "PPPPPiii", 64, **types)
+        for pairing, normed in itertools.product(PAIRINGS, (0, 1)):
+            turned = (("ROPE_NEOX", PAIRINGS[pairing]), ("NORMED", normed))
+            name = f"{pairing}{',normed' * normed},{types['variant']}"
+            row = types | {"variant": name, "defines": (*types["defines"], *turned)}
+            yield _row("rope_store", "rope_store.hip", "PPPPPPPPPiiiiiif", 128, **row)
         heads = types | {"sized": "HEAD_SIZE", "grouped": True}
         rows = heads | {"entry": "attention_rows"}
         yield _row("attention", "attention.hip", "PPPPPiiiif", 4 * WAVE, **rows)
@@ -217,6 +245,7 @@ def _rows() -> Iterable[KernelRow]:
     )
     for activation, code in ACTIVATIONS.items():
         kind = {"variant": activation, "defines": (("ACTIVATION", code),)}
+        yield _row("gated_pack", "gated_pack.hip", "PPPPiii", 256, **kind, waves=(32,))
         yield _row("gated", "elementwise.hip", "PPPi", 128, **kind)
         yield _row("gated_strided", "elementwise.hip", "PPPiii", 128, **kind)
     for op, signature in _ARITHMETIC.items():
@@ -287,7 +316,10 @@ def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[K
     unit runs depends on the number of columns, so all of them are needed."""
     few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
     if path == "matrix":
-        return [*(("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES), *few]
+        tiles = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]
+        if form in PACKED_FORMATS:
+            tiles.insert(0, ("products_packed", f"{form},{form}", path))
+        return [*tiles, *few]
     return [("matvec_batched", form, path), *few]
 
 
@@ -364,7 +396,7 @@ def requirements(
             ops.append("scale")
     keys.append(("gated", spec.activation, "any"))
     if path == "matrix":
-        ops += ["to_half", "to_packed"]
+        ops += ["to_half", "to_packed", "sum_parts"]
     if spec.qkv_bias:
         ops.append("add_bias")
     if spec.gated_attention:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device, Event, PinnedArray
+from backend_hip.layout import BlockLayout, copy_blocks
 from reference.model.errors import DeviceError, InputError
 
 SLOT_NBYTES = 32 * 2**20
@@ -25,6 +26,7 @@ MAX_THREADS = 8
 SHARE_NBYTES = 4 * 2**20
 
 Bytes = NDArray[np.uint8]
+AS_STORED = BlockLayout(1, 1)
 
 
 class _Slot:
@@ -67,27 +69,35 @@ class Staging:
         self._sent_nbytes = 0
         self.source_wait_s = 0.0
 
-    def put(self, buffer: Buffer, array: NDArray[np.uint8]) -> None:
-        """Queues a C-contiguous byte array, which must stay as it is until `finish`."""
-        if not array.flags.c_contiguous or array.nbytes > buffer.nbytes:
+    def put(
+        self, buffer: Buffer, array: NDArray[np.uint8], layout: BlockLayout = AS_STORED
+    ) -> None:
+        """Queues a C-contiguous byte array, which must stay as it is until `finish`.
+
+        Its blocks arrive as `layout` has them on the device, with padding of no particular value.
+        """
+        device_nbytes = layout.device_size(array.nbytes)
+        if not array.flags.c_contiguous or device_nbytes > buffer.nbytes:
             raise InputError(
-                f"device: upload to {buffer.name} of {buffer.nbytes} bytes has {array.nbytes}, "
+                f"device: upload to {buffer.name} of {buffer.nbytes} bytes has {device_nbytes}, "
                 "expected a C-contiguous array that fits"
             )
-        source, start = array.reshape(-1), 0
-        while start < source.nbytes:
-            slot = self._slot_with_room()
-            nbytes = min(slot.room_nbytes, source.nbytes - start)
-            self._fill(slot, source[start : start + nbytes], buffer.address + start)
-            start += nbytes
+        source, done, count = array.reshape(-1), 0, array.nbytes // layout.stored_nbytes
+        while done < count:
+            slot = self._slot_with_room(layout.device_nbytes)
+            blocks = min(slot.room_nbytes // layout.device_nbytes, count - done)
+            first, last = done * layout.stored_nbytes, (done + blocks) * layout.stored_nbytes
+            address = buffer.address + done * layout.device_nbytes
+            self._fill(slot, source[first:last], address, layout)
+            done += blocks
 
     def finish(self) -> None:
         """Sends what is left and waits until everything has arrived."""
         self._send(self._current)
         self._stream.synchronise()
 
-    def _slot_with_room(self) -> _Slot:
-        if not self._current.room_nbytes:
+    def _slot_with_room(self, nbytes: int) -> _Slot:
+        if self._current.room_nbytes < nbytes:
             self._send(self._current)
             other = self._slots[self._slots.index(self._current) - 1]
             if other.in_flight:
@@ -96,19 +106,21 @@ class Staging:
             self._current = other
         return self._current
 
-    def _fill(self, slot: _Slot, source: Bytes, address: int) -> None:
+    def _fill(self, slot: _Slot, source: Bytes, address: int, layout: BlockLayout) -> None:
         """Copies into the slot, in shares where that pays, and notes where it is to go."""
-        first = slot.filled_nbytes
-        target = slot.pinned.array[first : first + source.nbytes]
+        first, nbytes = slot.filled_nbytes, layout.device_size(source.nbytes)
+        target = slot.pinned.array[first : first + nbytes]
         if source.nbytes < SHARE_NBYTES:
-            np.copyto(target, source)
+            copy_blocks(target, source, layout)
         else:
             self._pool = self._pool or ThreadPoolExecutor(_threads(), "upload")
-            for start in range(0, source.nbytes, SHARE_NBYTES):
-                share = slice(start, start + SHARE_NBYTES)
-                slot.filling.append(self._pool.submit(np.copyto, target[share], source[share]))
-        slot.targets.append((address, first, source.nbytes))
-        slot.filled_nbytes += source.nbytes
+            blocks = max(1, SHARE_NBYTES // layout.stored_nbytes)
+            to, of = blocks * layout.device_nbytes, blocks * layout.stored_nbytes
+            for i in range(-(-source.nbytes // of)):
+                part = target[i * to : (i + 1) * to], source[i * of : (i + 1) * of], layout
+                slot.filling.append(self._pool.submit(copy_blocks, *part))
+        slot.targets.append((address, first, nbytes))
+        slot.filled_nbytes += nbytes
 
     def _send(self, slot: _Slot) -> None:
         """Queues the copies of all that the slot holds, once its threads are through."""

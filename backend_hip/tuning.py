@@ -8,7 +8,9 @@ from collections.abc import Mapping
 # Rows of a weight matrix per wave, elements of one column (STAGE) or columns (STAGE_COLUMNS) that
 # are held in block-shared memory; 0 columns: activations are read from device memory. Blocks of the
 # kernels for one column stay and take one group of rows after the other, BLOCKS_PER_UNIT of them a
-# compute unit.
+# compute unit. Packed products stage STAGED_SUPERBLOCKS of activations at a time and are cut along
+# K, in PARTS at most, until there are about BLOCKS of them: two for each of an H200's 132
+# multiprocessors.
 Shape = Mapping[str, int]
 
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
@@ -17,6 +19,7 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
         "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 0},
+        "packed": {"STAGED_SUPERBLOCKS": 2, "BLOCKS": 264, "PARTS": 8},
     },
     # Not measured on a card: one row a wave, for fewer registers; which kernels still exceed the
     # budget stands in isa_budgets.py (`assay isa` prints them).
@@ -25,6 +28,7 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+        "packed": {"STAGED_SUPERBLOCKS": 2, "BLOCKS": 128, "PARTS": 8},
     },
     # Small, because a host thread poisons shared memory for each block.
     "cpu": {
@@ -32,16 +36,22 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+        "packed": {"STAGED_SUPERBLOCKS": 1, "BLOCKS": 6, "PARTS": 4},
     },
 }
 _OTHER_AMD = "gfx1201"
-_ONE_COLUMN = ("matvec", "matvec_add", "norm_qkv")
+_FAMILIES: Mapping[str, str] = {
+    "matvec": "one_column",
+    "matvec_add": "one_column",
+    "norm_qkv": "one_column",
+    "products_packed": "packed",
+}
 
 
 # Sequences of a decode step from which path matrix multiplies on the matrix unit; fewer run the
 # kernels of kparallel. At least 2: one sequence's step is what per-token prefill is made of, which
 # batched prefill is compared with. gfx1201's is not measured.
-_MATRIX_FROM: Mapping[str, int] = {"cuda": 2, "gfx1201": 4, "cpu": 2}
+_MATRIX_FROM: Mapping[str, int] = {"cuda": 2, "gfx1201": 2, "cpu": 2}
 
 
 def decode_path(path: str, sequences: int, architecture: str) -> str:
@@ -64,5 +74,4 @@ def shape_of(architecture: str, op: str) -> Shape:
     AMD's other architectures take gfx1201's, NVIDIA's one column of the table. Raises KeyError for
     an op without shapes.
     """
-    family = "one_column" if op in _ONE_COLUMN else op
-    return _SHAPES[_kind(architecture, _SHAPES)][family]
+    return _SHAPES[_kind(architecture, _SHAPES)][_FAMILIES.get(op, op)]

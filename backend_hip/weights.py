@@ -1,4 +1,4 @@
-"""Weights on the device, by role, in the file's own bytes."""
+"""Weights on the device, by role, in the file's own blocks (layout.py: padded where that pays)."""
 
 import time
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device, Progress
+from backend_hip.layout import layout_of
 from backend_hip.staging import Staging
 from reference.model.errors import InputError
 from reference.model.weights import Tensor, Weights
@@ -66,7 +67,9 @@ class DeviceWeights:
         self._buffers: list[Buffer] = []
         report = progress or (lambda line: None)
         total = sum(
-            t.raw.nbytes for group in (weights.top, *weights.layers) for t in group.values()
+            _device_nbytes(tensor)
+            for group in (weights.top, *weights.layers)
+            for tensor in group.values()
         )
         started = time.perf_counter()
 
@@ -92,10 +95,10 @@ class DeviceWeights:
         report(str(self.loading))
 
     def _upload(self, staging: Staging, tensor: Tensor) -> DeviceTensor:
-        buffer = Buffer(self._device, tensor.raw.nbytes, tensor.name)
+        buffer = Buffer(self._device, _device_nbytes(tensor), tensor.name)
         self._buffers.append(buffer)
         # Whole tensors are used where the file is mapped; a part of a fused one may have gaps.
-        staging.put(buffer, np.ascontiguousarray(tensor.raw))
+        staging.put(buffer, np.ascontiguousarray(tensor.raw), layout_of(tensor.format))
         return DeviceTensor(tensor.name, tensor.format.name, tensor.shape, buffer)
 
     def vector(self, name: str, values: NDArray[np.float32]) -> DeviceTensor:
@@ -112,3 +115,7 @@ class DeviceWeights:
     def free(self) -> None:
         while self._buffers:
             self._buffers.pop().free()
+
+
+def _device_nbytes(tensor: Tensor) -> int:
+    return layout_of(tensor.format).device_size(tensor.raw.nbytes)

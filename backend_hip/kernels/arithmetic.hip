@@ -1,6 +1,7 @@
 // Elementwise sums, scales and gates of the residual stream and of what feeds it. In place where an
 // argument is both input and output; grid: ceil(count / block) unless said otherwise.
 #include "numeric.h"
+#include "partial_sums.h"
 
 SIMT_DEVICE int element() { return simt::block_x() * SIMT_BLOCK + simt::thread(); }
 
@@ -54,4 +55,10 @@ SIMT_KERNEL(split_gate, const float* both, float* q, float* gate, int32_t count,
     const int64_t pair = static_cast<int64_t>(i / head_size) * 2 * head_size + i % head_size;
     q[i] = both[pair];
     gate[i] = both[pair + head_size];
+}
+
+// y = the sum of `splits` arrays of `count`, one after another in `parts`.
+SIMT_KERNEL(sum_parts, const float* parts, float* y, int32_t count, int32_t splits) {
+    const int i = element();
+    if (i < count) y[i] = partial_sum(parts, i, count, splits);
 }

@@ -14,8 +14,8 @@
 // Every unit of a row belongs to one lane, and a lane's units and runs come in ascending order: this
 // map is part of the kparallel path's arithmetic (dot.h).
 //
-// WEIGHT_FORMAT chooses the format of `formats::Weights`. BLOCK_BYTES and BLOCK_ELEMENTS come from
-// reference/model/quant.py and are asserted here.
+// WEIGHT_FORMAT chooses the format of `formats::Weights`. BLOCK_BYTES (a block on the device, as
+// backend_hip/layout.py lays it out) and BLOCK_ELEMENTS are asserted here.
 #pragma once
 #include "simt.h"
 
@@ -295,12 +295,13 @@ template <>
 struct Format<13> : QK<13> {};
 
 template <>
-struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
+struct Format<14> {  // Q6_K: (d sc) (q - 32)
     struct Block {
         uint8_t ql[128];    // per half of 128: quarters 0, 1 low nibbles and 2, 3 high nibbles
         uint8_t qh[64];     // per half of 128: two bits for each quarter in one byte
         int8_t scales[16];  // one per 16 elements
         uint16_t d;
+        uint8_t nothing[14];  // the file's blocks end before these (backend_hip/layout.py)
     };
     static constexpr int ELEMENTS = 256;
 
@@ -318,8 +319,8 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
         const Block& block = row[unit / 8];
         const uint32_t j = unit % 8;
         Unit data;
-        data.low = simt::load16_at_even(block.ql + j * 16);
-        data.high = simt::load16_at_even(block.qh + j / 4 * 32 + j % 2 * 16);
+        data.low = simt::load16(block.ql + j * 16);
+        data.high = simt::load16(block.qh + j / 4 * 32 + j % 2 * 16);
         SIMT_UNROLL
         for (int r = 0; r < RUNS; ++r) data.d[r] = scale_of(block, run_start(j, r));
         return data;
@@ -361,15 +362,15 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32). Blocks begin at any even address.
         const float d = scale_of(block, k % 256);
         SIMT_UNROLL
         for (int i = 0; i < STRIPE; i += 4) {
-            four(simt::load4_at_even(block.ql + half * 64 + quarter % 2 * 32 + offset + i),
-                 simt::load4_at_even(block.qh + half * 32 + offset + i), quarter, d, w, i);
+            four(simt::load4(block.ql + half * 64 + quarter % 2 * 32 + offset + i),
+                 simt::load4(block.qh + half * 32 + offset + i), quarter, d, w, i);
         }
     }
 };
 
 using Weights = Format<WEIGHT_FORMAT>;
 using Block = Weights::Block;
-static_assert(sizeof(Block) == BLOCK_BYTES, "block size differs from reference/model/quant.py");
+static_assert(sizeof(Block) == BLOCK_BYTES, "block size differs from backend_hip/layout.py");
 static_assert(Weights::ELEMENTS == BLOCK_ELEMENTS,
               "block length differs from reference/model/quant.py");
 

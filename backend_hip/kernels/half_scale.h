@@ -13,13 +13,14 @@ struct Scale {
     float inverse;
 };
 
-// Of a row (columns): the whole block works on it, and every thread must reach it.
-SIMT_DEVICE Scale of(const float* row, int columns) {
+// Of a row, value(k) for k < columns: the whole block works on it, and every thread must reach it.
+template <class Value>
+SIMT_DEVICE Scale of(Value value, int columns) {
     constexpr int WAVES = SIMT_BLOCK / SIMT_WAVE;
     SIMT_SHARED(float, largest, WAVES);
     float peak = 0.0f;
     for (int k = simt::thread(); k < columns; k += SIMT_BLOCK) {
-        const float magnitude = simt::from_bits(simt::bits(row[k]) & 0x7FFFFFFFu);
+        const float magnitude = simt::from_bits(simt::bits(value(k)) & 0x7FFFFFFFu);
         peak = simt::max(peak, magnitude);
     }
     peak = simt::wave_max(peak);

@@ -9,30 +9,26 @@
 
 namespace packed {
 
-using fragment::LINES;
-using fragment::PARTS;
-using fragment::WORDS;
-using simt::Quad;
-
-struct Step {
+template <int TYPE>
+struct StepK45 {
+    using F = formats::Format<TYPE>;
     static constexpr int PER_BLOCK = 1;
     static constexpr int QUADS = 8 / PARTS;
-    static constexpr bool FIVE = WEIGHT_FORMAT == 13;
+    static constexpr bool FIVE = TYPE == 13;
     Quad head[LINES];  // d, dmin and twelve bytes of scales
     Quad quants[LINES][QUADS];
     Quad fifth[LINES];  // Q5_K only
 
-    SIMT_DEVICE void fetch(const Lines& rows, int superblock, int) {
+    SIMT_DEVICE void fetch(const Lines<typename F::Block>& rows, int superblock, int) {
         SIMT_UNROLL
         for (int line = 0; line < LINES; ++line) {
-            const formats::Block* block = rows.block[line] + superblock;
+            const typename F::Block* block = rows.block[line] + superblock;
             head[line] = simt::load16(block);
             SIMT_UNROLL
             for (int j = 0; j < QUADS; ++j)
                 quants[line][j] = simt::load16(block->qs + 16 * (fragment::part() + PARTS * j));
-#if WEIGHT_FORMAT == 13
-            fifth[line] = simt::load16(block->qh + 16 * (fragment::part() % 2));
-#endif
+            if constexpr (FIVE)
+                fifth[line] = simt::load16(block->qh + 16 * (fragment::part() % 2));
         }
     }
 
@@ -40,6 +36,7 @@ struct Step {
     SIMT_DEVICE static int pair() { return PARTS == 4 ? fragment::part() / 2 : 0; }
 
     SIMT_DEVICE static int first_group() { return 8 * pair() + 2 * (fragment::part() % 2); }
+    SIMT_DEVICE static bool uses(int slot) { return slot % 2 == 1; }
 
     // Scales of sub-blocks 0-3 and 4-7 as bytes, minimums likewise; formats.h has the layout.
     struct Bytes {
@@ -83,7 +80,7 @@ struct Step {
         SIMT_UNROLL
         for (int i = 0; i < fragment::SUMS; ++i) products[i] = 0.0f;
         fragment::Own sums_of_x;
-        x.load_sums(sums_of_x, 1, 8);
+        x.load_sums(sums_of_x, 0, 8, 1);
         unit.multiply_add(products, minimums, sums_of_x);
         SIMT_UNROLL
         for (int i = 0; i < fragment::SUMS; ++i) {
@@ -150,5 +147,10 @@ struct Step {
         }
     }
 };
+
+template <>
+struct Step<12> : StepK45<12> {};
+template <>
+struct Step<13> : StepK45<13> {};
 
 }  // namespace packed

@@ -7,7 +7,6 @@
 // Defines before this header:
 //   SIMT_BLOCK  threads per block (1-D blocks), at most 256, a multiple of SIMT_WAVE; required
 //   SIMT_WAVE   lanes per wave, 32 (default) or 64
-//   SIMT_RESIDENT  blocks that a multiprocessor shall hold at once (default 1): bounds registers; NVIDIA only
 //
 //   SIMT_KERNEL(name, type argument, ...) { body }   arguments: pointers and 4- or 8-byte scalars
 //   SIMT_KERNEL_RESIDENT(blocks, name, ...)          as many blocks must fit into a multiprocessor's registers
@@ -17,9 +16,9 @@
 //   simt::sync()        every thread of the block must reach it
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
-//   simt::Even at(p); EvenQuad: fetch(at, offset), later quad(at.shift())   load16_at_even of p + offset, a
-//                   multiple of 4, in two steps, the second of which waits; may read up to 4 bytes more
 //   simt::store16(p, quad)      to a 16-byte boundary
+//   simt::copy16(shared, p)     16 bytes into block-shared memory, both at a 16-byte boundary; there when this
+//   simt::copies_done()         has returned: for the calling thread, for others behind a sync() after it
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
 //   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
 //   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high
@@ -40,9 +39,6 @@
 
 #ifndef SIMT_WAVE
 #define SIMT_WAVE 32
-#endif
-#ifndef SIMT_RESIDENT
-#define SIMT_RESIDENT 1
 #endif
 #ifndef SIMT_BLOCK
 #error "simt.h: define SIMT_BLOCK, the threads per block"

@@ -7,8 +7,7 @@
 #endif
 
 #define SIMT_DEVICE __device__ __forceinline__
-#define SIMT_KERNEL(name, ...) \
-  extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, SIMT_RESIDENT) name(__VA_ARGS__)
+#define SIMT_KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(SIMT_BLOCK) name(__VA_ARGS__)
 #define SIMT_KERNEL_RESIDENT(blocks, name, ...) \
   extern "C" __global__ void __launch_bounds__(SIMT_BLOCK, blocks) name(__VA_ARGS__)
 #define SIMT_SHARED(Type, name, count) static __shared__ __align__(16) Type name[count]
@@ -65,47 +64,29 @@ SIMT_DEVICE Quad load16(const void* p) {
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   *static_cast<uint4*>(p) = make_uint4(v.word[0], v.word[1], v.word[2], v.word[3]);
 }
+SIMT_DEVICE void copy16(void* shared, const void* p) {
+  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(p) : "memory");
+}
+SIMT_DEVICE void copies_done() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 SIMT_DEVICE Pair load8(const void* p) {
   const uint2 v = *static_cast<const uint2*>(p);
   return {{v.x, v.y}};
 }
 SIMT_DEVICE uint32_t load4(const void* p) { return *static_cast<const uint32_t*>(p); }
-// Words from the boundary before; the one behind the end is read only where its bytes are needed.
-SIMT_DEVICE uint32_t load4_at_even(const void* p) {
-  const uint16_t* halves = static_cast<const uint16_t*>(p);
-  return halves[0] | static_cast<uint32_t>(halves[1]) << 16;
-}
-// Steps back to a boundary of words, because a pointer made from an integer is in no known memory.
-struct Even {
-  const uint8_t* from;
-  uint32_t back;
-  SIMT_DEVICE explicit Even(const void* p)
-      : back(static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u) {
-    from = static_cast<const uint8_t*>(p) - back;
-  }
-  SIMT_DEVICE uint32_t shift() const { return back * 8; }
-};
-// Its words stay apart until they are used: what is being loaded can't be shifted without waiting.
-struct EvenQuad {
-  uint32_t words[5];
-  SIMT_DEVICE void fetch(const Even& at, int offset) {
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = load4(at.from + offset + 4 * i);
-  }
-  SIMT_DEVICE Quad quad(uint32_t shift) const {
-    Quad v;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(words[i], words[i + 1], shift);
-    return v;
-  }
-};
+// Words from the boundary before; the one behind the end is read only where its bytes are needed. A pointer
+// that steps back to a boundary of words, because one made from an integer is in no known memory.
 SIMT_DEVICE Quad load16_at_even(const void* p) {
-  const Even at(p);
-  EvenQuad loaded;
+  const uint32_t back = static_cast<uint32_t>(reinterpret_cast<uint64_t>(p)) & 2u;
+  const uint8_t* from = static_cast<const uint8_t*>(p) - back;
+  uint32_t words[5];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) loaded.words[i] = load4(at.from + 4 * i);
-  loaded.words[4] = load4(at.from + 2 * at.back + 12);
-  return loaded.quad(at.shift());
+  for (int i = 0; i < 4; ++i) words[i] = load4(from + 4 * i);
+  words[4] = load4(from + 2 * back + 12);
+  Quad v;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) v.word[i] = __funnelshift_r(words[i], words[i + 1], back * 8);
+  return v;
 }
 // The field becomes mantissa bits of 2^23, where it counts field * 2^shift; one fused multiply-add takes
 // both powers away. Conversion instructions run at a quarter of the rate.

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
+from backend_hip.layout import on_device
 from backend_hip.matrix import HalfColumns
 from backend_hip.ops import Flow, Splits, Values
 from backend_hip.registry import REGISTRY, Key
@@ -48,9 +49,11 @@ class Lab:
         rows: Sequence[FlowRow] | None = None,
         splits: Splits | None = None,
         longest: int = 0,
+        widest: int = 0,
     ) -> Flow:
         """A flow over `tokens` from `position`, or over `rows`, with the kernels of `keys`;
-        `longest`: elements of a row of halves, for path matrix."""
+        for path matrix `longest`: elements of a row of halves, and `widest`: rows of all weights
+        that share a launch."""
         if rows is None:
             rows = [FlowRow(token, position + i) for i, token in enumerate(tokens)]
         kernels = Kernels(self.device, REGISTRY, keys, parameters)
@@ -59,7 +62,7 @@ class Lab:
         step.write(stamp, rows)
         step.queue_copy(len(rows))
         self.device.stream.synchronise()
-        halves = HalfColumns(self.device, len(rows), longest) if longest else None
+        halves = HalfColumns(self.device, len(rows), longest, widest) if longest else None
         if halves is not None:
             self._owned.append(halves)
         return Flow(
@@ -96,8 +99,11 @@ class Lab:
 
     def weight(self, form: str, values: NDArray[np.float32]) -> DeviceTensor:
         """A matrix quantised to `form`."""
-        raw = quantise(FORMATS[form], values)
-        return DeviceTensor(f"{form} test weight", form, values.shape, self.buffer(raw))
+        return self.matrix(form, values.shape, quantise(FORMATS[form], values))
+
+    def matrix(self, form: str, shape: tuple[int, ...], raw: NDArray[np.uint8]) -> DeviceTensor:
+        """A tensor of given blocks, as in a file."""
+        return DeviceTensor(f"{form} test weight", form, shape, self.buffer(on_device(form, raw)))
 
     def vector(self, values: NDArray[np.float32]) -> DeviceTensor:
         return DeviceTensor("test vector", "F32", values.shape, self.buffer(values))

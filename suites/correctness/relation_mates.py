@@ -200,7 +200,7 @@ def _expert_matrices(form: str, width: int) -> tuple[NDArray[np.uint8], ...]:
 
 def _stack(lab: Lab, case: Mates, raw: NDArray[np.uint8]) -> DeviceTensor:
     shape = (_EXPERTS.count, case.columns, case.columns)
-    return DeviceTensor(f"{case.form} experts", case.form, shape, lab.buffer(raw))
+    return lab.matrix(case.form, shape, raw)
 
 
 def _read(values: Values, rows: int) -> tuple[Floats, bool]:

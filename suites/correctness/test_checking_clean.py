@@ -18,7 +18,6 @@ from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
 from reference.model import Model, load_model
 from reference.model.quant import FORMATS
-from reference.quantise import quantise
 from suites.correctness.checks import checked, formats_in_ci
 from suites.correctness.lab import Lab
 
@@ -135,7 +134,7 @@ def test_every_row_of_the_registry_has_a_case() -> None:
 
 def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
     values = np.random.default_rng([rows, columns]).standard_normal((rows, columns))
-    return lab.buffer(quantise(FORMATS[form], values.astype(np.float32)))
+    return lab.weight(form, values.astype(np.float32)).buffer
 
 
 @pytest.mark.parametrize("key", DIRECT, ids=lambda key: " ".join(key))

@@ -119,7 +119,7 @@ FORMS = ("F32", "F16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_0")
 
 def _stack(lab: Lab, form: str, values: NDArray[np.float32]) -> DeviceTensor:
     raw = quantise(FORMATS[form], values.reshape(-1, values.shape[-1]))
-    return DeviceTensor(f"{form} experts", form, values.shape, lab.buffer(raw))
+    return lab.matrix(form, values.shape, raw)
 
 
 def _routed(

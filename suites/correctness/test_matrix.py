@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from backend_hip import matrix, ops
 from backend_hip.device import Device
-from backend_hip.registry import MATRIX_TILES, REGISTRY, Key, runs_packed
-from backend_hip.weights import DeviceTensor
+from backend_hip.registry import MATRIX_TILES, PACKED_FORMATS, REGISTRY, Key, tiles_of
 from reference.half import half_rows
 from reference.model.quant import FORMATS
 from reference.model.weights import Tensor
@@ -25,8 +24,8 @@ STEP = matrix.STEP
 
 
 def _keys(form: str) -> list[Key]:
-    products = [("matvec_batched", f"{form}/{tile}", "matrix") for tile in MATRIX_TILES]
-    return [("to_half", "", "any"), ("to_packed", "", "any"), *products]
+    products = [("matvec_batched", f"{form}/{tile}", "matrix") for tile in tiles_of(form)]
+    return [("to_half", "", "any"), *products]
 
 
 def _columns(form: str) -> tuple[int, ...]:
@@ -51,7 +50,7 @@ def _multiply(
     with Lab(device) as lab:
         flow = lab.flow(_keys(form), {}, tokens=range(len(x)), longest=columns)
         assert flow.halves is not None
-        weight = DeviceTensor(tensor.name, form, tensor.shape, lab.buffer(tensor.raw))
+        weight = lab.matrix(form, tensor.shape, tensor.raw)
         y = lab.output(len(x), rows)
         values = lab.values(x)
         matrix.multiply(flow.kernels, flow.halves, values.pointer, weight, y.pointer, len(x), tile)
@@ -60,8 +59,7 @@ def _multiply(
 
 def _check(device: Device, tensor: Tensor, x: NDArray[np.float32], tile: int) -> None:
     got = _multiply(device, tensor, x, tile)
-    exact = runs_packed(tensor.format.name, tile)
-    result = compare(got, *linear(x, tensor, "matrix", weights="exact" if exact else "halves"))
+    result = compare(got, *linear(x, tensor, "matrix", weights="halves"))
     assert result.elements == len(x) * tensor.shape[0]
     assert result.ok, result.reason()
 
@@ -102,8 +100,10 @@ def test_every_edge_of_a_block(case: ShapeCase, device: Device) -> None:
     _check(device, _tensor("Q8_0", weights), x, case.tile)
 
 
-@pytest.mark.parametrize("tile", [MATRIX_TILES[0], MATRIX_TILES[2]])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "tile"),
+    [(form, tile) for form in FORMS for tile in (*MATRIX_TILES[:1], 64) if tile in tiles_of(form)],
+)
 def test_every_format_at_every_length(form: str, tile: int, device: Device) -> None:
     for columns in _columns(form):
         weights, x = _draw([FORMATS[form].ggml_type, columns], 37, columns, 5)
@@ -170,5 +170,8 @@ def test_linear_chooses_the_block_by_size(device: Device) -> None:
         lab.read(y)
         assert flow.kernels.routes["matvec_batched", "Q8_0/32", "matrix"] == 1
     sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 64, 65, 658)] + [(1024, 658)]
-    tiles = [matrix.choose_tile(*size) for size in sizes]
+    tiles = [matrix.choose_tile("Q8_0", *size) for size in sizes]
     assert tiles == [16, 16, 32, 32, 64, 64, 64, 128, 64]
+    assert not {matrix.choose_tile(form, *size) for form in PACKED_FORMATS for size in sizes} - {
+        *tiles_of("Q4_K")
+    }

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from backend_hip import staging as module
 from backend_hip.device import Buffer, Device, PinnedArray
+from backend_hip.layout import BlockLayout, layout_of
 from backend_hip.runtimes.checking import Checking
 from backend_hip.staging import Staging
 from backend_hip.weights import DeviceWeights
@@ -57,6 +58,22 @@ def test_every_byte_arrives(device: Device) -> None:
 
 
 @pytest.mark.usefixtures("small_slots")
+@pytest.mark.parametrize("layout", [BlockLayout(21, 22), BlockLayout(100, 112), BlockLayout(1, 16)])
+def test_blocks_are_padded(layout: BlockLayout, device: Device) -> None:
+    """Sizes of a block against those of slot and share: a block is never cut."""
+    rng = np.random.Generator(np.random.PCG64(4))
+    for count in (1, 9, SHARE // layout.stored_nbytes + 1, 3 * SLOT // layout.device_nbytes + 1):
+        blocks = rng.integers(0, 256, (count, layout.stored_nbytes), dtype=np.uint8)
+        buffer = Buffer(device, count * layout.device_nbytes, "test")
+        with Staging(device, 10 * SLOT) as staging:
+            staging.put(buffer, blocks.reshape(-1), layout)
+            staging.finish()
+        held = buffer.download((count, layout.device_nbytes), np.uint8)
+        np.testing.assert_array_equal(held[:, : layout.stored_nbytes], blocks)
+        buffer.free()
+
+
+@pytest.mark.usefixtures("small_slots")
 def test_no_slot_is_filled_while_it_is_read(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +114,9 @@ def test_what_does_not_fit_is_refused(device: Device) -> None:
     buffer.free()
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3", "tiny-llama-fused", "tiny-qwen3moe-fused"])
+@pytest.mark.parametrize(
+    "name", ["tiny-qwen3", "tiny-llama-q6_k", "tiny-llama-fused", "tiny-qwen3moe-fused"]
+)
 @pytest.mark.usefixtures("small_slots")
 def test_weights_on_the_device_are_the_file_s(
     device: Device, load: Callable[[str], Model], name: str
@@ -109,9 +128,11 @@ def test_weights_on_the_device_are_the_file_s(
     for there, here in zip((weights.top, *weights.layers), stored, strict=True):
         assert there.keys() == here.keys()
         for role, tensor in here.items():
-            held = there[role].buffer.download(tensor.raw.shape, np.uint8)
-            assert np.array_equal(held, tensor.raw), role
-            compared += tensor.raw.nbytes
+            layout = layout_of(tensor.format)
+            held = there[role].buffer.download((there[role].buffer.nbytes,), np.uint8)
+            blocks = held.reshape(-1, layout.device_nbytes)[:, : layout.stored_nbytes]
+            assert np.array_equal(blocks.reshape(tensor.raw.shape), tensor.raw), role
+            compared += held.nbytes
     assert compared == weights.loading.nbytes > 0
     assert weights.loading.gb_per_s > 0
     assert lines[-1].startswith("weights uploaded: ")

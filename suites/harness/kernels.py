@@ -8,8 +8,10 @@ a run of `--path serial` that is judged throughout by serial's wider row would p
 import re
 from collections.abc import Mapping, Sequence
 
+from backend_hip import matrix
 from backend_hip.dispatch import route_name
 from backend_hip.fused import fused_keys, why_not_fused
+from backend_hip.fused_batch import product_keys, why_not_fused_batch
 from backend_hip.registry import PATHS, requirements
 from reference.model import Model
 from reference.model.errors import InputError
@@ -21,7 +23,7 @@ ONE_COLUMN = EXPERTS = "kparallel"
 
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "per-token": ("matvec", "matvec_expert", "matvec_add", "norm_qkv", "norm_gate_up"),
-    "batched": ("matvec_batched", "matvec_experts"),
+    "batched": ("matvec_batched", "products_packed", "matvec_experts"),
     "decode batch": ("matvec_few", "matvec_experts"),
 }
 """The ops of the registry that multiply by a weight matrix, by prefill mode; in a decode step of
@@ -55,6 +57,12 @@ def product_rows(
     A token alone goes through fused kernels where the model has them, except under a trace.
     """
     keys = requirements(model.spec, model.weights, path, *kv_types, sequences)
+    if mode == "decode batch" and path == "matrix":
+        mode = "batched"
+        if not why_not_fused_batch(model.spec, model.weights):
+            head = matrix.packed_key([model.weights.lm_head.format.name])
+            fused = [head, *product_keys(model.weights)]
+            return (frozenset(family(route_name(key)) for key in fused),)
     found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
     if mode == "per-token" and not why_not_fused(model.spec, model.weights):
         head = ("matvec", model.weights.lm_head.format.name, ONE_COLUMN)
@@ -64,8 +72,9 @@ def product_rows(
 
 
 def family(route: str) -> str:
-    """A route without the block shape behind its format ("Q4_K/16" is "Q4_K"): which shapes of one
-    kernel run depends on how many columns a product has."""
+    """A route without the block shape behind its format ("Q4_K/64" is "Q4_K"), and a packed product
+    as the batched one that it stands for: which runs depends on how many columns there are."""
+    route = re.sub(r"^products_packed (\w+),\1 ", r"matvec_batched \1 ", route)
     return re.sub(r"/\d+ ", " ", route)
 
 
