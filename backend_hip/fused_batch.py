@@ -5,7 +5,7 @@ that needs them adds them, norms or gates and packs what the next products read.
 launch, and so do gate and up. What Forward.run records between these is not materialised.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backend_hip import matrix, ops
@@ -58,7 +58,7 @@ def why_not_fused_batch(spec: ModelSpec, weights: Weights, registry: Registry = 
 def fused_batch_keys(spec: ModelSpec, weights: Weights, kv_types: str) -> Iterator[Key]:
     """The rows that this pass needs beside those of Forward, of a model that it knows."""
     yield _NORM_PACK
-    yield ("gated_pack", spec.activation, "any")
+    yield ("gated_parts", spec.activation, "any")
     yield from product_keys(weights)
     for layer in spec.layers:
         yield _rope_key(spec, layer, kv_types)
@@ -99,35 +99,33 @@ class FusedBatch:
         parts = 0  # of the product whose result is to be added to the residual stream
         for layer in spec.layers:
             i, w = layer.index, self.weights.layers[layer.index]
+            qkv, out, gate_up, down = ([w[role] for role in roles] for roles in _PRODUCTS)
             self._norm_pack(flow, held, w["attn_norm"], parts)
-            parts = self._products(flow, held, w, _PRODUCTS[0])
+            parts = matrix.multiply_packed(flow.kernels, held, qkv, flow.tokens)
             q, mixed = (v.of_width(layer.head_count * layer.head_size) for v in (s.q, s.mixed))
             self._rope_store(flow, held, layer, w, q, parts)
             keys, values = self.cache.keys[i], self.cache.values[i]
             scale = spec.attention_scale
             ops.attention(flow, q, keys, values, mixed, layer, scale, self.kv_types)
             matrix.pack(flow.kernels, held, mixed.pointer, flow.tokens, mixed.width)
-            parts = self._products(flow, held, w, _PRODUCTS[1])
-            self._norm_pack(flow, held, w[ARCHITECTURES[spec.architecture].pre_ffn_norm], parts)
-            parts = self._products(flow, held, w, _PRODUCTS[2])
-            self._gated_pack(flow, held, s.gate.of_width(layer.feed_forward_length), parts)
-            parts = self._products(flow, held, w, _PRODUCTS[3])
+            parts = matrix.multiply_packed(flow.kernels, held, out, flow.tokens)
+            norm = w[ARCHITECTURES[spec.architecture].pre_ffn_norm]
+            self._norm_pack(flow, held, norm, parts)
+            parts = matrix.multiply_packed(flow.kernels, held, gate_up, flow.tokens)
+            inner = s.gate.of_width(layer.feed_forward_length)
+            self._gated_parts(flow, held, inner, parts)
+            matrix.pack(flow.kernels, held, inner.pointer, flow.tokens, inner.width)
+            parts = matrix.multiply_packed(flow.kernels, held, down, flow.tokens)
         # The residual stream takes the last product in even where no logits are wanted.
         self._norm_pack(flow, held, top["output_norm"], parts)
         if not with_tail:
             return
-        if self.weights.lm_head.format in PACKED_FORMATS:
-            logits = s.logits.pointer
-            matrix.multiply_held(flow.kernels, held, self.weights.lm_head, logits, flow.tokens)
+        head = self.weights.lm_head
+        if head.format in PACKED_FORMATS:
+            matrix.multiply_held(flow.kernels, held, head, s.logits.pointer, flow.tokens)
             self.forward.finish(flow, s.logits, flow.tokens)
         else:
             self.forward.head(flow, flow.tokens)
-
-    def _products(
-        self, flow: Flow, held: HalfColumns, w: dict[str, DeviceTensor], roles: Sequence[str]
-    ) -> int:
-        weights = [w[role] for role in roles]
-        return matrix.multiply_packed(flow.kernels, held, weights, flow.tokens)
 
     def _norm_pack(self, flow: Flow, held: HalfColumns, weight: DeviceTensor, parts: int) -> None:
         """Residual stream = residual stream + the last product; its norm is packed."""
@@ -164,12 +162,8 @@ class FusedBatch:
             self.spec.rms_epsilon,
         )
 
-    def _gated_pack(self, flow: Flow, held: HalfColumns, inner: Values, parts: int) -> None:
-        """The activation of gate times up, packed for the down projection."""
-        flow.kernels.launch(
-            ("gated_pack", self.spec.activation, "any"),
-            (flow.tokens, 1),
-            *(held.parts, inner.pointer, held.packed, held.scales),
-            *(inner.width, flow.tokens, parts),
-        )
-        held.holds = ("packed", flow.tokens, inner.width)
+    def _gated_parts(self, flow: Flow, held: HalfColumns, inner: Values, parts: int) -> None:
+        """inner = the activation of gate times up."""
+        key = ("gated_parts", self.spec.activation, "any")
+        grid = (-(-inner.width // (4 * flow.kernels.block(key))), flow.tokens)
+        flow.kernels.launch(key, grid, held.parts, inner.pointer, inner.width, parts)

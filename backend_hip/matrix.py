@@ -145,7 +145,13 @@ def multiply(
     )
 
 
-def pack(kernels: Kernels, held: HalfColumns, x: DevicePointer, count: int, columns: int) -> None:
+def pack(
+    kernels: Kernels,
+    held: HalfColumns,
+    x: DevicePointer,
+    count: int,
+    columns: int,
+) -> None:
     """Packs x (count, columns) for multiply_packed; at most PACKED_MOST rows."""
     if count > PACKED_MOST:
         raise ValueError(f"matrix: count is {count}, expected at most {PACKED_MOST}, what is held")
@@ -193,11 +199,11 @@ def multiply_packed(
     # The last of two is the kernel's third, which alone may have another format.
     missing = 3 - len(weights)
     rows[1:1], buffers[1:1] = [0] * missing, buffers[:1] * missing
-    blocks = _packed_blocks(rows) * parts * -(-count // PACKED_TILE)
+    grid = (_packed_blocks(rows), parts * -(-count // PACKED_TILE))
     to = held.parts if parts > 1 or y is None else y
     kernels.launch(
         packed_key([weight.format for weight in weights]),
-        (blocks, 1),
+        grid,
         *(*buffers, held.packed, held.scales, to, *rows, columns, count, parts),
     )
     return parts

@@ -245,7 +245,7 @@ def _rows() -> Iterable[KernelRow]:
     )
     for activation, code in ACTIVATIONS.items():
         kind = {"variant": activation, "defines": (("ACTIVATION", code),)}
-        yield _row("gated_pack", "gated_pack.hip", "PPPPiii", 256, **kind, waves=(32,))
+        yield _row("gated_parts", "elementwise.hip", "PPii", 128, **kind)
         yield _row("gated", "elementwise.hip", "PPPi", 128, **kind)
         yield _row("gated_strided", "elementwise.hip", "PPPiii", 128, **kind)
     for op, signature in _ARITHMETIC.items():

@@ -1,5 +1,6 @@
 // Elementwise operations on the residual stream and inside the feed-forward block.
 #include "numeric.h"
+#include "partial_sums.h"
 
 #ifndef ACTIVATION
 #error "elementwise.hip: define ACTIVATION (0: SiLU, 1: GELU in its tanh form)"
@@ -28,4 +29,25 @@ SIMT_KERNEL(gated_strided, const float* gate, const float* up, float* y, int32_t
 #else
     y[i] = numeric::gelu_tanh(gate[i]) * other;
 #endif
+}
+
+// y (count, inner) = activation(gate) * up, from a product's parts (splits, count, 2 * inner): gate, then up,
+// of each token. inner is a multiple of 4. Grid: (ceil(inner / 4 / block), count).
+SIMT_KERNEL(gated_parts, const float* parts, float* y, int32_t inner, int32_t splits) {
+    const int k = 4 * (simt::block_x() * SIMT_BLOCK + simt::thread());
+    if (k >= inner) return;
+    const int64_t token = simt::block_y(), stride = static_cast<int64_t>(simt::grid_y()) * 2 * inner;
+    float gate[4], up[4];
+    partial_sums(gate, parts, token * 2 * inner + k, stride, splits);
+    partial_sums(up, parts, token * 2 * inner + inner + k, stride, splits);
+    simt::Quad result;
+    SIMT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+#if ACTIVATION == 0
+        result.word[i] = simt::bits(numeric::silu(gate[i]) * up[i]);
+#else
+        result.word[i] = simt::bits(numeric::gelu_tanh(gate[i]) * up[i]);
+#endif
+    }
+    simt::store16(y + token * inner + k, result);
 }

@@ -13,16 +13,16 @@ struct Scale {
     float inverse;
 };
 
-// Of a row, value(k) for k < columns: the whole block works on it, and every thread must reach it.
-template <class Value>
-SIMT_DEVICE Scale of(Value value, int columns) {
+// The larger of a magnitude and that of a value; a NaN is dropped.
+SIMT_DEVICE float larger(float peak, float value) {
+    return simt::max(peak, simt::from_bits(simt::bits(value) & 0x7FFFFFFFu));
+}
+
+// Of the row whose values the threads of the block share, from the largest magnitude of each one's. Every
+// thread must reach it.
+SIMT_DEVICE Scale of_block(float peak) {
     constexpr int WAVES = SIMT_BLOCK / SIMT_WAVE;
     SIMT_SHARED(float, largest, WAVES);
-    float peak = 0.0f;
-    for (int k = simt::thread(); k < columns; k += SIMT_BLOCK) {
-        const float magnitude = simt::from_bits(simt::bits(value(k)) & 0x7FFFFFFFu);
-        peak = simt::max(peak, magnitude);
-    }
     peak = simt::wave_max(peak);
     if (simt::lane() == 0) largest[simt::wave()] = peak;
     simt::sync();
@@ -34,6 +34,13 @@ SIMT_DEVICE Scale of(Value value, int columns) {
     const int field = exponent == 255 ? 127 : simt::min(268 - exponent, 253);
     return {simt::from_bits(static_cast<uint32_t>(field) << 23),
             simt::from_bits(static_cast<uint32_t>(254 - field) << 23)};
+}
+
+// Of a row (columns): the whole block works on it, and every thread must reach it.
+SIMT_DEVICE Scale of(const float* row, int columns) {
+    float peak = 0.0f;
+    for (int k = simt::thread(); k < columns; k += SIMT_BLOCK) peak = larger(peak, row[k]);
+    return of_block(peak);
 }
 
 }  // namespace half_scale

@@ -29,12 +29,12 @@ struct Share {
     int first, count;            // superblocks of K
 };
 
-// Asks for up to STAGED superblocks of activations, from the share's `from` on.
+// Asks for up to `most` superblocks of activations, from the share's `from` on.
 template <int TYPE>
-SIMT_DEVICE void stage(uint8_t* memory, const Share& share, int from) {
+SIMT_DEVICE void stage(uint8_t* memory, const Share& share, int from, int most) {
     const int group = simt::thread() / COLUMNS;
     if (place(group, simt::thread() % COLUMNS) >= share.columns) return;
-    const int end = simt::min(share.count - from, STAGED);
+    const int end = simt::min(share.count - from, most);
     for (int n = 0; n < end; ++n) {
         const uint8_t* block = share.activations + static_cast<int64_t>(from + n) * BYTES;
         SIMT_UNROLL
@@ -65,17 +65,20 @@ SIMT_DEVICE void multiply(fragment::Unit& unit, uint8_t* memory, const uint8_t* 
     // Two steps with names of their own: a register that is being loaded can't be moved without waiting.
     Step<TYPE> even, odd;
     if (has_rows) even.fetch(lines, 0, 0);
-    stage<TYPE>(memory, share, 0);
+    // What fits into both buffers is staged at once, and waves don't meet again.
+    const bool fits = share.count <= 2 * STAGED;
+    stage<TYPE>(memory, share, 0, fits ? 2 * STAGED : STAGED);
     const auto enter = [&](int step) {
-        if (step % PER_STAGE) return;
+        if (step % PER_STAGE || (fits && step)) return;
         simt::copies_done();
         simt::sync();  // and every wave has left the other buffer
         const int next = step / PER_BLOCK + STAGED;
-        if (next < share.count)
-            stage<TYPE>(memory + next / STAGED % 2 * STAGED * BYTES, share, next);
+        if (!fits && next < share.count)
+            stage<TYPE>(memory + next / STAGED % 2 * STAGED * BYTES, share, next, STAGED);
     };
     const auto columns_of = [&](int step) {
-        return Columns(memory + step / PER_BLOCK % (2 * STAGED) * BYTES, Step<TYPE>::first_group());
+        return Columns(memory + step / PER_BLOCK % (2 * STAGED) * BYTES, Step<TYPE>::first_group(),
+                       share.columns);
     };
     for (int step = 0; step < steps; step += 2) {
         constexpr int SECOND = PER_BLOCK - 1;  // the odd step's place in its superblock
@@ -94,7 +97,7 @@ SIMT_DEVICE int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 }  // namespace packed
 
 // first, second, third (rows, columns); x as to_packed writes it; scales (count); y (splits, count, all
-// rows). Grid: (tiles of 128 rows of each matrix) * splits * (tiles of 16 columns), the last fastest.
+// rows). Grid: (tiles of 128 rows of each matrix, splits * (tiles of 16 columns)), the columns fastest.
 SIMT_KERNEL_RESIDENT(2, matvec_packed, const uint8_t* first, const uint8_t* second, const uint8_t* third,
                      const uint8_t* x, const float* scales, float* y, int32_t first_rows,
                      int32_t second_rows, int32_t third_rows, int32_t columns, int32_t count,
@@ -102,8 +105,8 @@ SIMT_KERNEL_RESIDENT(2, matvec_packed, const uint8_t* first, const uint8_t* seco
     using namespace packed;
     SIMT_SHARED(uint8_t, memory, 2 * STAGED * BYTES);
     const int tiles = (count + SIDE - 1) / SIDE, superblocks = columns / K;
-    const int tile = simt::block_x() % tiles, split = simt::block_x() / tiles % splits;
-    int block = simt::block_x() / tiles / splits;
+    const int split = simt::block_y() / tiles, tile = simt::block_y() - split * tiles;
+    int block = simt::block_x();
 
     const uint8_t* weights = first;
     int rows = first_rows, before = 0;  // of this block's matrix, and of those before it

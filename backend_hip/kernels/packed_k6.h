@@ -63,6 +63,12 @@ struct Step<14> {
         SIMT_UNROLL
         for (int i = 0; i < fragment::SUMS; ++i) products[i] = 0.0f;
         multiply_minimums(unit, x, half, products);
+        uint32_t fields[LINES][4];
+        SIMT_UNROLL
+        for (int line = 0; line < LINES; ++line) {
+            SIMT_UNROLL
+            for (int i = 0; i < 4; ++i) fields[line][i] = high[line].word[i] >> (2 * quarter());
+        }
         SIMT_UNROLL
         for (int j = 0; j < QUADS; ++j) {
             SIMT_UNROLL
@@ -84,9 +90,9 @@ struct Step<14> {
                                                            HALF_1024),
                                            scale.nibbles, scale.minus_nibbles);
                             // The two bits, at bit 4 of a half.
-                            const uint32_t fields = high[line].word[pair / 2] >> (2 * quarter());
+                            const uint32_t word = fields[line][pair / 2];
                             const int at = by + PARTS * j + 4 * upper;
-                            const uint32_t placed = at < 4 ? fields << (4 - at) : fields >> (at - 4);
+                            const uint32_t placed = at < 4 ? word << (4 - at) : word >> (at - 4);
                             two.word[line][w] =
                                 simt::fma2(simt::masked_or(placed, 0x00300030u, HALF_64), scale.bits,
                                            scale.minus_bits);

@@ -8,7 +8,7 @@ SIMT_KERNEL(to_half, const float* x, uint32_t* halves, float* scales, int32_t co
     const int token = simt::block_x();
     const float* row = x + static_cast<int64_t>(token) * columns;
     uint32_t* to = halves + static_cast<int64_t>(token) * (stride / 2);
-    const half_scale::Scale scale = half_scale::of([=](int k) { return row[k]; }, columns);
+    const half_scale::Scale scale = half_scale::of(row, columns);
     if (simt::thread() == 0) scales[token] = scale.inverse;
     for (int pair = simt::thread(); pair < stride / 2; pair += SIMT_BLOCK) {
         const int k = 2 * pair;
