@@ -9,41 +9,49 @@ sums float32 in an order that the unit does not tell.
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.registry import MATRIX_TILES, PACKED_TILE, runs_packed
+from backend_hip.registry import HALVES_TILES, MATRIX_TILES, PACKED_TILE, runs_packed
+from backend_hip.tuning import half_weights_nbytes
 from backend_hip.weights import DeviceTensor
 from reference.model.weights import Weights
 
-MATRIX_CHUNK = 512  # prompt tokens per flow
+MATRIX_CHUNK = 1024  # prompt tokens per flow
 STEP = 64  # elements of K that the kernels take at once; rows of halves are padded to multiples
-NARROW_ROWS = 32  # weight rows of a block whose waves split K
-NARROW = (16, 32)  # columns of such a block; wider ones are as many rows high as columns wide
-WIDE = (64, 128)
+# Weight rows of a block by its columns. Blocks of up to 32 columns split K over their waves.
+HEIGHTS = {16: 32, 32: 32, 64: 64, 96: 128, 128: 128}
 PACKED_ROWS = 16  # weight rows of a block of kernels/matvec_packed.hip
 SUPERBLOCK = 256  # elements of K there
 PACKED_NBYTES = 12288  # of 16 columns of a superblock, kernels/packed.h
-assert (*NARROW, *WIDE) == MATRIX_TILES
+UNITS_PER_BLOCK = 16 * 256  # elements that a block of kernels/weights_to_half.hip takes
+assert tuple(HEIGHTS) == MATRIX_TILES
 
-# Blocks that fill the device (132 multiprocessors of an H200 with one each): a product that makes
-# fewer with the widest block takes the next narrower one. Not measured per architecture yet.
+# Blocks that run at once: multiprocessors of an H200. Not measured per architecture yet.
 FILL = 132
+# What a result costs in a block of so many columns, relative to the widest.
+COSTS = {64: 1.5, 96: 1.12, 128: 1.0}
+assert tuple(COSTS) == HALVES_TILES
 
 
 def choose_tile(rows: int, count: int) -> int:
     """Columns of a block for `count` activation columns and `rows` weight rows: one of the tiles.
 
-    Up to 32 columns a product is limited by reading weights, above by the matrix unit.
+    Up to 32 columns a product is limited by reading weights, above by the matrix unit: there the
+    tile that leaves least of the device idle, in the last turn of blocks or behind the last column.
     """
-    for tile in NARROW:
-        if count <= tile:
+    for tile in MATRIX_TILES:
+        if count <= tile and tile not in HALVES_TILES:
             return tile
-    narrower, widest = WIDE
-    blocks = -(-rows // widest) * -(-count // widest)
-    return widest if count > narrower and blocks >= FILL else narrower
+
+    def cost(tile: int) -> float:
+        blocks = -(-rows // HEIGHTS[tile]) * -(-count // tile)
+        return -(-blocks // FILL) * HEIGHTS[tile] * tile * COSTS[tile]
+
+    return min(HALVES_TILES, key=cost)
 
 
 class HalfColumns:
     """Device memory for one product's activations: (rows, padded length) halves, up to 16 rows
-    packed as kernels/packed.h says, and a float32 scale a row.
+    packed as kernels/packed.h says, and a float32 scale a row; and for as many rows of its weights
+    as halves as tuning.py allows.
 
     One serves a whole flow: a product writes it and reads it, and so may the products after it
     that have the same input. `holds` is what the queue has left in it: form, rows, elements a row.
@@ -56,11 +64,15 @@ class HalfColumns:
         superblocks = -(-columns // SUPERBLOCK)
         self.packed = Buffer(device, superblocks * PACKED_NBYTES, "activations packed")
         self.scales = Buffer(device, rows * 4, "scales of the halves")
+        tallest = max(HEIGHTS.values()) * padded(columns) * 2
+        nbytes = max(half_weights_nbytes(device.architecture), tallest)
+        self.weights = Buffer(device, nbytes, "weights as halves")
 
     def free(self) -> None:
         self.halves.free()
         self.packed.free()
         self.scales.free()
+        self.weights.free()
 
 
 def default_chunk(path: str, max_cols: int) -> int:
@@ -118,9 +130,33 @@ def multiply(
     if convert:
         to_half = ("to_half", "", "any")
         kernels.launch(to_half, (count, 1), x, held.halves, held.scales, columns, stride)
-    height = NARROW_ROWS if tile in NARROW else tile
+    if tile in HALVES_TILES:
+        _multiply_halves(kernels, held, weight, y, count, tile)
+        return
     kernels.launch(
         key,
-        (-(-rows // height), -(-count // tile)),
+        (-(-rows // HEIGHTS[tile]), -(-count // tile)),
         *(weight.buffer, held.halves, held.scales, y, rows, columns, stride, count),
     )
+
+
+def _multiply_halves(
+    kernels: Kernels, held: HalfColumns, weight: DeviceTensor, y: DevicePointer, count: int, tile: int
+) -> None:
+    """`multiply` with the activations in `held`: weights as halves, as many rows as fit at a time."""
+    rows, columns = weight.shape
+    stride, height = padded(columns), HEIGHTS[tile]
+    most = held.weights.nbytes // (2 * stride) // height * height
+    for first in range(0, rows, most):
+        taken = min(most, rows - first)
+        kernels.launch(
+            ("weights_to_half", weight.format, "any"),
+            (-(-taken * stride // UNITS_PER_BLOCK), 1),
+            *(weight.buffer, held.weights, first, taken, columns, stride),
+        )
+        kernels.launch(
+            ("matvec_batched", f"{weight.format}/{tile}", "matrix"),
+            (-(-count // tile), -(-taken // height)),
+            *(held.weights, held.halves, held.scales, DevicePointer(y.address + 4 * first)),
+            *(taken, rows, stride, count),
+        )

@@ -26,7 +26,8 @@ from reference.model.spec import LayerSpec, ModelSpec
 from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
-MATRIX_TILES = (16, 32, 64, 128)  # columns of a block on path matrix
+MATRIX_TILES = (16, 32, 64, 96, 128)  # columns of a block on path matrix
+HALVES_TILES = MATRIX_TILES[2:]  # of blocks that read weights as halves, of any format
 PACKED_TILE = 16  # where formats of PACKED_FORMATS run matvec_packed.hip
 PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 
@@ -165,6 +166,21 @@ def _fused_projections(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
         yield _row("norm_gate_up", "norm_gate_up.hip", "PPPPPiif", 8 * WAVE, **row | pair)
 
 
+def _matrix_blocks(name: str, form: dict[str, Any]) -> Iterable[KernelRow]:
+    """The blocks of the matrix unit. Entries of one file are in one code object, and those that
+    read halves in one for all formats."""
+    yield _row("weights_to_half", "weights_to_half.hip", "PPiiii", 256, **form)
+    for tile in MATRIX_TILES:
+        file, signature, block = "matvec_batched_matrix.hip", "PPPPiiii", 256
+        entry, row = f"matvec_batched_{tile}", form
+        if runs_packed(name, tile):
+            file, entry, signature = "matvec_packed.hip", "matvec_packed", "PPPPiii"
+        elif tile in HALVES_TILES:
+            file, entry, block, row = "matvec_halves.hip", f"matvec_halves_{tile}", 128, {}
+        row = row | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
+        yield _row("matvec_batched", file, signature, block, **row, waves=(32,))
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
         form = {"variant": name, "defines": _weight_defines(name)}
@@ -181,13 +197,7 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
-        for tile in MATRIX_TILES:  # entries of one code object, but for packed formats
-            packed = runs_packed(name, tile)
-            file = "matvec_packed.hip" if packed else "matvec_batched_matrix.hip"
-            entry = "matvec_packed" if packed else f"matvec_batched_{tile}"
-            signature = "PPPPiii" if packed else "PPPPiiii"
-            shape = form | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
-            yield _row("matvec_batched", file, signature, 256, **shape, waves=(32,))
+        yield from _matrix_blocks(name, form)
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
@@ -287,7 +297,8 @@ def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[K
     unit runs depends on the number of columns, so all of them are needed."""
     few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
     if path == "matrix":
-        return [*(("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES), *few]
+        blocks = (("matvec_batched", f"{form}/{tile}", path) for tile in MATRIX_TILES)
+        return [("weights_to_half", form, "any"), *blocks, *few]
     return [("matvec_batched", form, path), *few]
 
 

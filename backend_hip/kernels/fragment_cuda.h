@@ -19,13 +19,19 @@ struct Sums {
 SIMT_DEVICE int row(int i) { return simt::lane() / 4 + (i / 2) % 2 * 8; }
 SIMT_DEVICE int column(int i) { return simt::lane() % 4 * 2 + i % 2 + i / 4 * 8; }
 
-SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
-  const uint16_t* line = lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8;
+SIMT_DEVICE void load_at(Lines& to, const uint16_t* line) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(line));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to.v[0]), "=r"(to.v[1]), "=r"(to.v[2]), "=r"(to.v[3])
                : "r"(address)
                : "memory");
+}
+SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
+  load_at(to, lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8);
+}
+template <class Layout>
+SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int quad) {
+  load_at(to, lines + Layout::place(simt::lane() % 16, quad + simt::lane() / 16));
 }
 SIMT_DEVICE void zero(Sums& d) {
   SIMT_UNROLL

@@ -20,6 +20,11 @@
 //   simt::Even at(p); EvenQuad: fetch(at, offset), later quad(at.shift())   load16_at_even of p + offset, a
 //                   multiple of 4, in two steps, the second of which waits; may read up to 4 bytes more
 //   simt::store16(p, quad)      to a 16-byte boundary
+//   simt::Carried c; c.fetch(to, from); later c.land(to)   16 bytes from device memory to shared memory, both
+//                   at 16-byte boundaries; what stood in `to` may go from fetch on, and the new bytes are there
+//                   for this thread after land and carried_wait, for others after the barrier that follows
+//   simt::carried_group()   closes a group of fetches, which may be empty
+//   simt::carried_wait<LATER>()   until only the last LATER groups may be on their way
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
 //   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
 //   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high
@@ -129,6 +134,18 @@ SIMT_DEVICE float shuffle_xor(float v, int mask) { return from_bits(shuffle_xor(
 SIMT_DEVICE int32_t shuffle_xor(int32_t v, int mask) {
   return static_cast<int32_t>(shuffle_xor(static_cast<uint32_t>(v), mask));
 }
+
+#if defined(SIMT_CPU) || !(defined(__CUDACC__) || defined(__CUDACC_RTC__))
+// Without an engine for such copies the bytes wait in registers.
+struct Carried {
+  Quad quad;
+  SIMT_DEVICE void fetch(void*, const void* from) { quad = load16(from); }
+  SIMT_DEVICE void land(void* to) const { store16(to, quad); }
+};
+SIMT_DEVICE void carried_group() {}
+template <int LATER>
+SIMT_DEVICE void carried_wait() {}
+#endif
 
 #if !defined(SIMT_CPU)  // The CPU does a whole wave's reduction in the lane that arrives last (simt_cpu.h).
 SIMT_DEVICE float wave_sum(float v) {

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from backend_hip import matrix, ops
 from backend_hip.device import Device
-from backend_hip.registry import MATRIX_TILES, REGISTRY, Key, runs_packed
+from backend_hip.registry import HALVES_TILES, MATRIX_TILES, REGISTRY, Key, runs_packed
 from backend_hip.weights import DeviceTensor
 from reference.half import half_rows
 from reference.model.quant import FORMATS
@@ -26,7 +26,8 @@ STEP = matrix.STEP
 
 def _keys(form: str) -> list[Key]:
     products = [("matvec_batched", f"{form}/{tile}", "matrix") for tile in MATRIX_TILES]
-    return [("to_half", "", "any"), ("to_packed", "", "any"), *products]
+    conversions = [("to_half", ""), ("to_packed", ""), ("weights_to_half", form)]
+    return [*((*conversion, "any") for conversion in conversions), *products]
 
 
 def _columns(form: str) -> tuple[int, ...]:
@@ -90,7 +91,7 @@ class ShapeCase:
 def _shapes() -> list[ShapeCase]:
     cases = []
     for tile in MATRIX_TILES:
-        height = matrix.NARROW_ROWS if tile in matrix.NARROW else tile
+        height = matrix.HEIGHTS[tile]
         edges = [(height + d, tile + e) for d in (-1, 0, 1) for e in (-1, 0, 1)]
         cases += [ShapeCase(tile, *edge) for edge in [(1, 1), (height, 2 * tile + 1), *edges]]
     return cases
@@ -151,6 +152,25 @@ def test_rows_of_activations_are_scaled_and_rounded(device: Device) -> None:
     assert np.count_nonzero(got) > x.size // 2
 
 
+def test_more_rows_than_fit_as_halves_go_in_slices(device: Device) -> None:
+    columns, count = 64 * STEP, 5
+    fit = matrix.HEIGHTS[HALVES_TILES[0]]
+    weights, x = _draw([10], 2 * fit + 3, columns, count)
+    tensor = _tensor("Q8_0", weights)
+    with Lab(device) as lab:
+        flow = lab.flow(_keys("Q8_0"), {}, tokens=range(count), longest=columns)
+        held = flow.halves
+        assert held is not None
+        held.weights.nbytes = 2 * columns * fit  # as if less had been there
+        weight = DeviceTensor(tensor.name, "Q8_0", tensor.shape, lab.buffer(tensor.raw))
+        y, values = lab.output(count, len(weights)), lab.values(x)
+        tile = HALVES_TILES[0]
+        matrix.multiply(flow.kernels, held, values.pointer, weight, y.pointer, count, tile)
+        assert flow.kernels.routes["weights_to_half", "Q8_0", "any"] == 3
+        result = compare(lab.read(y), *linear(x, tensor, "matrix", weights="halves"))
+    assert result.ok, result.reason()
+
+
 def test_a_row_that_is_not_finite_stays_so(device: Device) -> None:
     weights, x = _draw([8], 3, STEP, 3)
     x[0, 5], x[2, 7] = np.nan, np.inf
@@ -169,6 +189,6 @@ def test_linear_chooses_the_block_by_size(device: Device) -> None:
         ops.linear(flow, lab.values(x), lab.weight("Q8_0", weights), y)
         lab.read(y)
         assert flow.kernels.routes["matvec_batched", "Q8_0/32", "matrix"] == 1
-    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 64, 65, 658)] + [(1024, 658)]
+    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 64, 65, 512, 658)] + [(1024, 658)]
     tiles = [matrix.choose_tile(*size) for size in sizes]
-    assert tiles == [16, 16, 32, 32, 64, 64, 64, 128, 64]
+    assert tiles == [16, 16, 32, 32, 64, 64, 64, 128, 96, 64]
