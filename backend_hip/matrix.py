@@ -141,7 +141,12 @@ def multiply(
 
 
 def _multiply_halves(
-    kernels: Kernels, held: HalfColumns, weight: DeviceTensor, y: DevicePointer, count: int, tile: int
+    kernels: Kernels,
+    held: HalfColumns,
+    weight: DeviceTensor,
+    y: DevicePointer,
+    count: int,
+    tile: int,
 ) -> None:
     """`multiply` with the activations in `held`: weights as halves, as many rows as fit at a time."""
     rows, columns = weight.shape

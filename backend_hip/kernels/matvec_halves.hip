@@ -67,14 +67,15 @@ SIMT_DEVICE void multiply(const Product& p) {
     }
     uint16_t* const own = memory + Lines::place(line, quad);
     simt::Carried carried[OWN];
+    const auto stage_of = [](int step) { return step % STAGES * STAGE; };
     const auto fetch = [&](int step) {
-        uint16_t* to = own + step % STAGES * STAGE;
+        uint16_t* to = own + stage_of(step);
         SIMT_UNROLL
         for (int i = 0; i < OWN; ++i)
             carried[i].fetch(to + i * AT_ONCE * K_STEP, from[i] + static_cast<int64_t>(step) * K_STEP);
     };
     const auto land = [&](int step) {
-        uint16_t* to = own + step % STAGES * STAGE;
+        uint16_t* to = own + stage_of(step);
         SIMT_UNROLL
         for (int i = 0; i < OWN; ++i) carried[i].land(to + i * AT_ONCE * K_STEP);
     };
@@ -103,7 +104,7 @@ SIMT_DEVICE void multiply(const Product& p) {
         const int ahead = step + STAGES - 1;
         if (ahead < steps) fetch(ahead);
         simt::carried_group();
-        const uint16_t* stage = memory + step % STAGES * STAGE;
+        const uint16_t* stage = memory + stage_of(step);
         SIMT_UNROLL
         for (int k = 0; k < K_STEP; k += SIDE) {
             Rows rows[ROW_PARTS];

@@ -201,7 +201,8 @@ def _product(form: str, tile: int, columns: int) -> Setup:
     def setup(lab: Lab) -> Launch:
         rows = 19
         convert = ("to_packed" if runs_packed(form, tile) else "to_half", "", "any")
-        keys = [convert, ("matvec_batched", f"{form}/{tile}", "matrix")]
+        product = ("matvec_batched", f"{form}/{tile}", "matrix")
+        keys = [convert, ("weights_to_half", form, "any"), product]
         flow = lab.flow(keys, {}, tokens=[0] * tile, longest=columns)
         x, y = lab.values(_normal(1, tile, columns)), lab.values(_normal(2, tile, rows))
         weight, held = lab.weight(form, _normal(3, rows, columns)), flow.halves
@@ -252,19 +253,19 @@ CASES = (
         BarrierCase("matvec_packed.hip", i, _product("Q4_K", 16, 768), "matvec_packed")
         for i in range(2)
     ),
-    *(
-        BarrierCase("matvec_batched_matrix.hip", i, _product("F32", 64, 200), "matvec_batched_64")
-        for i in (1, 2)
-    ),
+    BarrierCase("matvec_halves.hip", 1, _product("F32", 64, 200), "matvec_halves_64"),
     *(
         BarrierCase("matvec_batched_matrix.hip", i, _product("F32", 16, 200), "matvec_batched_16")
-        for i in range(3, 7)
+        for i in range(1, 5)
     ),
 )
 # Barriers that no result rests on.
 WITHOUT_EFFECT = {
     ("delta_net.hip", 1): "makes the compiler read the keys again, which keeps registers free",
-    ("matvec_batched_matrix.hip", 0): "operands in registers are exchanged by matvec_packed alone",
+    **{
+        (file, 0): "operands in registers are exchanged by matvec_packed alone"
+        for file in ("matvec_batched_matrix.hip", "matvec_halves.hip", "weights_to_half.hip")
+    },
 }
 
 
