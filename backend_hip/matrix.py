@@ -148,7 +148,7 @@ def _multiply_halves(
     count: int,
     tile: int,
 ) -> None:
-    """`multiply` with the activations in `held`: weights as halves, as many rows as fit at a time."""
+    """`multiply` with activations in `held`: weights as halves, as many rows as fit at a time."""
     rows, columns = weight.shape
     stride, height = padded(columns), HEIGHTS[tile]
     most = held.weights.nbytes // (2 * stride) // height * height
