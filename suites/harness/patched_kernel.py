@@ -61,17 +61,6 @@ PATCHES: tuple[KernelPatch, ...] = (
         _PRODUCT_OPS,
     ),
     KernelPatch(
-        "halves-result",
-        "results of the matrix unit for many columns are too large by 1",
-        Change(
-            f"{_KERNELS}/matvec_halves.hip",
-            "sums[r][c].value(i) * scales[i];",
-            "sums[r][c].value(i) * scales[i] + 1.0f;",
-        ),
-        ("matvec_halves.hip",),
-        _PRODUCT_OPS,
-    ),
-    KernelPatch(
         "packed-result",
         "results of the matrix unit for few columns are too large by 1",
         Change(
