@@ -189,6 +189,7 @@ def test_linear_chooses_the_block_by_size(device: Device) -> None:
         ops.linear(flow, lab.values(x), lab.weight("Q8_0", weights), y)
         lab.read(y)
         assert flow.kernels.routes["matvec_batched", "Q8_0/32", "matrix"] == 1
-    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 64, 65, 512, 658)] + [(1024, 658)]
+    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 65, 658, 1024)]
+    sizes += [(1024, 1024), (12288, 512), (12288, 658)]
     tiles = [matrix.choose_tile(*size) for size in sizes]
-    assert tiles == [16, 16, 32, 32, 64, 64, 64, 128, 96, 64]
+    assert tiles == [16, 16, 32, 32, 64, 64, 96, 128, 64, 128, 96]
