@@ -26,8 +26,9 @@ from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward, fused_keys, why_not_fused
 from backend_hip.fused_batch import FusedBatch, fused_batch_keys, why_not_fused_batch
 from backend_hip.graphs import DecodeGraphs, GraphKey, GraphUse
+from backend_hip.half_columns import half_columns
 from backend_hip.kv_cache import DeviceCache
-from backend_hip.matrix import default_chunk, half_columns
+from backend_hip.matrix import default_chunk
 from backend_hip.ops import Flow, Splits
 from backend_hip.registry import PACKED_MOST, REGISTRY, Key, Registry, requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord

@@ -8,11 +8,11 @@ launch, and so do gate and up. What Forward.run records between these is not mat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from backend_hip import matrix, ops
+from backend_hip import ops, packed
 from backend_hip.forward import Forward
 from backend_hip.fused import what_is_not_plain
+from backend_hip.half_columns import HalfColumns
 from backend_hip.kv_cache import DeviceCache
-from backend_hip.matrix import HalfColumns
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import PACKED_FORMATS, PACKED_MOST, REGISTRY, Key, Registry
 from backend_hip.scratch import Scratch
@@ -68,7 +68,7 @@ def product_keys(weights: Weights) -> Iterator[Key]:
     """The rows that multiply, but for the LM head's."""
     for layer in weights.layers:
         for roles in _PRODUCTS:
-            yield matrix.packed_key([layer[role].format.name for role in roles])
+            yield packed.product_key([layer[role].format.name for role in roles])
 
 
 def _rope_key(spec: ModelSpec, layer: LayerSpec, kv_types: str) -> Key:
@@ -101,28 +101,28 @@ class FusedBatch:
             i, w = layer.index, self.weights.layers[layer.index]
             qkv, out, gate_up, down = ([w[role] for role in roles] for roles in _PRODUCTS)
             self._norm_pack(flow, held, w["attn_norm"], parts)
-            parts = matrix.multiply_packed(flow.kernels, held, qkv, flow.tokens)
+            parts = packed.multiply(flow.kernels, held, qkv, flow.tokens)
             q, mixed = (v.of_width(layer.head_count * layer.head_size) for v in (s.q, s.mixed))
             self._rope_store(flow, held, layer, w, q, parts)
             keys, values = self.cache.keys[i], self.cache.values[i]
             scale = spec.attention_scale
             ops.attention(flow, q, keys, values, mixed, layer, scale, self.kv_types)
-            matrix.pack(flow.kernels, held, mixed.pointer, flow.tokens, mixed.width)
-            parts = matrix.multiply_packed(flow.kernels, held, out, flow.tokens)
+            packed.pack(flow.kernels, held, mixed.pointer, flow.tokens, mixed.width)
+            parts = packed.multiply(flow.kernels, held, out, flow.tokens)
             norm = w[ARCHITECTURES[spec.architecture].pre_ffn_norm]
             self._norm_pack(flow, held, norm, parts)
-            parts = matrix.multiply_packed(flow.kernels, held, gate_up, flow.tokens)
+            parts = packed.multiply(flow.kernels, held, gate_up, flow.tokens)
             inner = s.gate.of_width(layer.feed_forward_length)
             self._gated_parts(flow, held, inner, parts)
-            matrix.pack(flow.kernels, held, inner.pointer, flow.tokens, inner.width)
-            parts = matrix.multiply_packed(flow.kernels, held, down, flow.tokens)
+            packed.pack(flow.kernels, held, inner.pointer, flow.tokens, inner.width)
+            parts = packed.multiply(flow.kernels, held, down, flow.tokens)
         # The residual stream takes the last product in even where no logits are wanted.
         self._norm_pack(flow, held, top["output_norm"], parts)
         if not with_tail:
             return
         head = self.weights.lm_head
         if head.format in PACKED_FORMATS:
-            matrix.multiply_held(flow.kernels, held, head, s.logits.pointer, flow.tokens)
+            packed.multiply_one(flow.kernels, held, head, s.logits.pointer, flow.tokens)
             self.forward.finish(flow, s.logits, flow.tokens)
         else:
             self.forward.head(flow, flow.tokens)

@@ -27,7 +27,8 @@ from reference.model.spec import LayerSpec, ModelSpec
 from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
-MATRIX_TILES = (16, 32, 64, 128)  # columns of a block on path matrix
+MATRIX_TILES = (16, 32, 64, 96, 128)  # columns of a block on path matrix
+HALVES_TILES = MATRIX_TILES[2:]  # of blocks that read weights as halves, of any format
 PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 PACKED_MOST = 32  # columns up to which they run matvec_packed.hip, in tiles of PACKED_TILE
 PACKED_TILE = 16
@@ -187,6 +188,19 @@ def _packed_products(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
             yield _row("products_packed", "matvec_packed.hip", "PPPPPPiiiiii", 256, **both)
 
 
+def _matrix_blocks(name: str, form: dict[str, Any]) -> Iterable[KernelRow]:
+    """The blocks of the matrix unit. Entries of one file are in one code object, and those that
+    read halves in one for all formats."""
+    yield _row("weights_to_half", "weights_to_half.hip", "PPiiii", 256, **form)
+    for tile in tiles_of(name):
+        file, signature, block = "matvec_batched_matrix.hip", "PPPPiiii", 256
+        entry, row = f"matvec_batched_{tile}", form
+        if tile in HALVES_TILES:
+            file, entry, block, row = "matvec_halves.hip", f"matvec_halves_{tile}", 128, {}
+        row = row | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
+        yield _row("matvec_batched", file, signature, block, **row, waves=(32,))
+
+
 def _rows() -> Iterable[KernelRow]:
     for name in _MATRIX_FORMATS:
         form = {"variant": name, "defines": _weight_defines(name)}
@@ -205,11 +219,7 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
         if name in PACKED_FORMATS:
             yield from _packed_products(name, form)
-        for tile in tiles_of(name):  # entries of one code object
-            entry = f"matvec_batched_{tile}"
-            shape = form | {"path": "matrix", "variant": f"{name}/{tile}", "entry": entry}
-            file = "matvec_batched_matrix.hip"
-            yield _row("matvec_batched", file, "PPPPiiii", 256, **shape, waves=(32,))
+        yield from _matrix_blocks(name, form)
         experts = product | columns
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
@@ -316,10 +326,10 @@ def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[K
     unit runs depends on the number of columns, so all of them are needed."""
     few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
     if path == "matrix":
-        tiles = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]
+        blocks = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]
         if form in PACKED_FORMATS:
-            tiles.insert(0, ("products_packed", f"{form},{form}", path))
-        return [*tiles, *few]
+            blocks.insert(0, ("products_packed", f"{form},{form}", path))
+        return [("weights_to_half", form, "any"), *blocks, *few]
     return [("matvec_batched", form, path), *few]
 
 

@@ -54,6 +54,22 @@ _FAMILIES: Mapping[str, str] = {
 _MATRIX_FROM: Mapping[str, int] = {"cuda": 2, "gfx1201": 2, "cpu": 2}
 
 
+# Device memory for weights as halves, which many columns are multiplied with; larger matrices go in
+# slices of rows. cuda: any matrix of a layer of an 8B model at once, because the last turn of a
+# slice's blocks does not fill the device. gfx1201, not measured: a slice stays in the last cache of
+# 64 MiB beside the activations. cpu: small, so that small matrices have slices too.
+_HALF_WEIGHTS_NBYTES: Mapping[str, int] = {
+    "cuda": 128 * 2**20,
+    "gfx1201": 32 * 2**20,
+    "cpu": 64 * 2**10,
+}
+
+
+def half_weights_nbytes(architecture: str) -> int:
+    """Bytes of weights that are held as halves at a time, at least a block's rows."""
+    return _HALF_WEIGHTS_NBYTES[_kind(architecture, _HALF_WEIGHTS_NBYTES)]
+
+
 def decode_path(path: str, sequences: int, architecture: str) -> str:
     """The path whose products a decode step runs."""
     few = sequences < _MATRIX_FROM[_kind(architecture, _MATRIX_FROM)]

@@ -7,6 +7,8 @@
 //   fragment::Rows a; Columns b; Sums d;      one lane's part of each
 //   load(a, lines, stride)   lines: line 0, k 0, in shared memory; stride: halves between lines. Lines
 //                            start at multiples of 16 bytes. stride / 8 odd: no bank conflicts.
+//   load<Layout>(a, lines, quad)   the same from k 8 quad on of lines that Layout arranges: eight halves from
+//                            lines + Layout::place(line 0 .. 15, quad); quad is even
 //   zero(d)   multiply_add(d, a, b)   every lane of the wave must reach load and multiply_add
 //   d.value(i), row(i), column(i) for i < SUMS   this lane's results and where they belong
 //   halves(low, high)        two floats rounded to nearest even as a pair of halves, low bits first

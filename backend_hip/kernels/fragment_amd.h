@@ -28,6 +28,10 @@ SIMT_DEVICE int column(int) { return simt::lane() % 16; }
 SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
   to.v = *reinterpret_cast<const Half8*>(lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8);
 }
+template <class Layout>
+SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int quad) {
+  to.v = *reinterpret_cast<const Half8*>(lines + Layout::place(simt::lane() % 16, quad + simt::lane() / 16));
+}
 SIMT_DEVICE void zero(Sums& d) { d.v = Float8(0.0f); }
 SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
   d.v = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a.v, b.v, d.v);

@@ -27,6 +27,17 @@ SIMT_DEVICE void load(Columns& to, const uint16_t* lines, int stride) {
   const uint16_t* line = lines + column(0) * stride;
   for (int k = 0; k < 16; ++k) to.v[k] = simt::half_to_float(line[k]);
 }
+template <class Layout>
+SIMT_DEVICE void load(Rows& to, const uint16_t* lines, int quad) {
+  for (int i = 0; i < 8; ++i)
+    for (int k = 0; k < 16; ++k)
+      to.v[k][i] = simt::half_to_float(lines[Layout::place(row(i), quad + k / 8) + k % 8]);
+}
+template <class Layout>
+SIMT_DEVICE void load(Columns& to, const uint16_t* lines, int quad) {
+  for (int k = 0; k < 16; ++k)
+    to.v[k] = simt::half_to_float(lines[Layout::place(column(0), quad + k / 8) + k % 8]);
+}
 SIMT_DEVICE void zero(Sums& d) {
   for (int i = 0; i < SUMS; ++i) d.v[i] = 0.0f;
 }

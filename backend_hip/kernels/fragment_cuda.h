@@ -4,11 +4,18 @@
 
 namespace fragment {
 
-// Four 8 x 8 matrices: lines 0-7 and 8-15 at k 0-7, then the same at k 8-15. A's order of registers;
-// of B the first and third hold columns 0-7, the others columns 8-15.
+// Four 8 x 8 matrices in the order in which the instruction takes registers. Rows: lines 0-7 and 8-15 at k
+// 0-7, then the same at k 8-15. Columns: lines 0-7 at k 0-7 and 8-15, then lines 8-15; an instruction takes two.
+// A lane gives the address of line lane % 8 of matrix lane / 8.
 struct Lines { uint32_t v[4]; };
-struct Rows : Lines {};
-struct Columns : Lines {};
+struct Rows : Lines {
+  SIMT_DEVICE static int line() { return simt::lane() % 16; }
+  SIMT_DEVICE static int quad() { return simt::lane() / 16; }
+};
+struct Columns : Lines {
+  SIMT_DEVICE static int line() { return simt::lane() % 8 + simt::lane() / 16 * 8; }
+  SIMT_DEVICE static int quad() { return simt::lane() / 8 % 2; }
+};
 
 constexpr int SUMS = 8;
 struct Sums {
@@ -19,13 +26,20 @@ struct Sums {
 SIMT_DEVICE int row(int i) { return simt::lane() / 4 + (i / 2) % 2 * 8; }
 SIMT_DEVICE int column(int i) { return simt::lane() % 4 * 2 + i % 2 + i / 4 * 8; }
 
-SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
-  const uint16_t* line = lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8;
+SIMT_DEVICE void load_at(Lines& to, const uint16_t* line) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(line));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to.v[0]), "=r"(to.v[1]), "=r"(to.v[2]), "=r"(to.v[3])
                : "r"(address)
                : "memory");
+}
+template <class Operand>
+SIMT_DEVICE void load(Operand& to, const uint16_t* lines, int stride) {
+  load_at(to, lines + Operand::line() * stride + Operand::quad() * 8);
+}
+template <class Layout, class Operand>
+SIMT_DEVICE void load(Operand& to, const uint16_t* lines, int quad) {
+  load_at(to, lines + Layout::place(Operand::line(), quad + Operand::quad()));
 }
 SIMT_DEVICE void zero(Sums& d) {
   SIMT_UNROLL
@@ -38,7 +52,7 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(v[0]), "+f"(v[1]), "+f"(v[2]), "+f"(v[3])
-        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[part]), "r"(b.v[part + 2]));
+        : "r"(a.v[0]), "r"(a.v[1]), "r"(a.v[2]), "r"(a.v[3]), "r"(b.v[2 * part]), "r"(b.v[2 * part + 1]));
   }
 }
 

@@ -1,11 +1,8 @@
 // Y = X W^T on the matrix unit (--path matrix): weights and activations are rounded to halves, sums are
 // float in the unit's own order. Results agree with kparallel within a bound and not bit for bit.
 //
-// Two shapes of block, chosen by backend_hip/matrix_tiles.py:
-//   wide     a square tile of rows and columns, all of K; weights are dequantised into shared memory,
-//            two buffers deep, while the unit works on the other buffer. For prefill.
-//   narrow   32 rows and 16 or 32 columns; the waves split K, each with a tile of its own, so that many
-//            bytes are in flight, and their sums are added in ascending order. For decode.
+// For few columns (matvec_halves.hip has the many): 32 rows and 16 or 32 columns a block; the waves split K,
+// each with a tile of its own, so that many bytes are in flight, and their sums are added in ascending order.
 #include "formats_tile.h"
 
 namespace matrix {
@@ -63,77 +60,6 @@ struct Quads {
         }
     }
 };
-
-// Grid: (row tiles, column tiles).
-template <int TILE, int K_STEP>
-SIMT_DEVICE void wide(const Product& p) {
-    constexpr int STRIDE = K_STEP + 8;  // an odd number of quads: no bank conflicts
-    constexpr int WAVE_ROWS = TILE / 4, WAVE_COLUMNS = TILE / 2;
-    constexpr int ROW_PARTS = WAVE_ROWS / SIDE, COLUMN_PARTS = WAVE_COLUMNS / SIDE;
-    constexpr int UNITS = K_STEP / tile::UNIT, QUADS = K_STEP / 8;
-    static_assert(TILE * UNITS == SIMT_BLOCK, "one unit of weights a thread");
-    static_assert(TILE % 64 == 0 && WAVES == 8, "four waves along the rows, two along the columns");
-    SIMT_SHARED(uint16_t, memory, 4 * TILE * STRIDE);
-    const int first_row = simt::block_x() * TILE, first_column = simt::block_y() * TILE;
-    const int unit_row = simt::thread() / UNITS, unit_k = simt::thread() % UNITS * tile::UNIT;
-    const formats::Block* weights = p.row(first_row + unit_row);
-
-    tile::Unit unit;
-    Quads<TILE, QUADS, SIMT_BLOCK> columns;
-    const int wave_row = simt::wave() / 2 * WAVE_ROWS, wave_column = simt::wave() % 2 * WAVE_COLUMNS;
-    Sums sums[ROW_PARTS][COLUMN_PARTS];
-    SIMT_UNROLL
-    for (int r = 0; r < ROW_PARTS; ++r) {
-        SIMT_UNROLL
-        for (int c = 0; c < COLUMN_PARTS; ++c) fragment::zero(sums[r][c]);
-    }
-    unit.fetch(weights, unit_k, p.columns);
-    columns.fetch(p, simt::thread(), first_column, 0);
-    unit.unpack(p.columns, memory + unit_row * STRIDE + unit_k);
-    columns.stage(simt::thread(), memory + TILE * STRIDE, STRIDE);
-    simt::sync();
-    int buffer = 0;
-    for (int k = 0; k < p.stride; k += K_STEP) {
-        const bool more = k + K_STEP < p.stride;
-        if (more) {
-            unit.fetch(weights, k + K_STEP + unit_k, p.columns);
-            columns.fetch(p, simt::thread(), first_column, k + K_STEP);
-        }
-        const uint16_t* tiles = memory + buffer * 2 * TILE * STRIDE;
-        SIMT_UNROLL
-        for (int at = 0; at < K_STEP; at += SIDE) {
-            Rows rows[ROW_PARTS];
-            SIMT_UNROLL
-            for (int r = 0; r < ROW_PARTS; ++r)
-                fragment::load(rows[r], tiles + (wave_row + r * SIDE) * STRIDE + at, STRIDE);
-            SIMT_UNROLL
-            for (int c = 0; c < COLUMN_PARTS; ++c) {
-                Columns part;
-                fragment::load(part, tiles + (TILE + wave_column + c * SIDE) * STRIDE + at, STRIDE);
-                SIMT_UNROLL
-                for (int r = 0; r < ROW_PARTS; ++r) fragment::multiply_add(sums[r][c], rows[r], part);
-            }
-        }
-        buffer ^= 1;
-        if (more) {
-            uint16_t* to = memory + buffer * 2 * TILE * STRIDE;
-            unit.unpack(p.columns, to + unit_row * STRIDE + unit_k);
-            columns.stage(simt::thread(), to + TILE * STRIDE, STRIDE);
-        }
-        // One barrier a step: it ends the reading of one buffer and the writing of the other.
-        simt::sync();
-    }
-    SIMT_UNROLL
-    for (int r = 0; r < ROW_PARTS; ++r) {
-        SIMT_UNROLL
-        for (int c = 0; c < COLUMN_PARTS; ++c) {
-            SIMT_UNROLL
-            for (int i = 0; i < fragment::SUMS; ++i)
-                p.store(first_row + wave_row + r * SIDE + fragment::row(i),
-                        first_column + wave_column + c * SIDE + fragment::column(i), sums[r][c].value(i));
-        }
-    }
-}
 
 // What a lane of a narrow block holds of 64 k: its row's weights and its share of the columns.
 template <int TILE>
@@ -230,13 +156,5 @@ SIMT_DEVICE void narrow(const Product& p) {
                 int32_t rows, int32_t columns, int32_t stride, int32_t count) {                      \
         matrix::body(matrix::Product{weights, x, scales, y, rows, columns, stride, count});          \
     }
-// The comma of a template argument list would part the macro's arguments.
-namespace matrix {
-SIMT_DEVICE void wide_64(const Product& p) { wide<64, 64>(p); }
-SIMT_DEVICE void wide_128(const Product& p) { wide<128, 32>(p); }
-}  // namespace matrix
-
 MATRIX_KERNEL(matvec_batched_16, narrow<16>)
 MATRIX_KERNEL(matvec_batched_32, narrow<32>)
-MATRIX_KERNEL(matvec_batched_64, wide_64)
-MATRIX_KERNEL(matvec_batched_128, wide_128)

@@ -17,8 +17,12 @@
 //   simt::wave_sync()   and each operation below: every lane of the wave must reach it
 //   simt::load16(p) load4(p)   bytes from a 16- or 4-byte boundary; _at_even: from any even address
 //   simt::store16(p, quad)      to a 16-byte boundary
-//   simt::copy16(shared, p)     16 bytes into block-shared memory, both at a 16-byte boundary; there when this
-//   simt::copies_done()         has returned: for the calling thread, for others behind a sync() after it
+//   simt::Carried c; c.fetch(to, from); later c.land(to)   16 bytes from device memory to shared memory, both
+//                   at 16-byte boundaries; what stood in `to` may go from fetch on, and the new bytes are there
+//                   for this thread after land and carried_wait, for others after the barrier that follows
+//   simt::carried_group()   closes a group of fetches, which may be empty
+//   simt::carried_wait<LATER>()   until only the last LATER groups may be on their way
+//   simt::copy16(to, from) ... simt::copies_done()   fetch and land at once, and a wait for all
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
 //   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
 //   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high
@@ -124,6 +128,27 @@ SIMT_DEVICE int32_t shuffle(int32_t v, int source_lane) {
 SIMT_DEVICE float shuffle_xor(float v, int mask) { return from_bits(shuffle_xor(bits(v), mask)); }
 SIMT_DEVICE int32_t shuffle_xor(int32_t v, int mask) {
   return static_cast<int32_t>(shuffle_xor(static_cast<uint32_t>(v), mask));
+}
+
+#if defined(SIMT_CPU) || !(defined(__CUDACC__) || defined(__CUDACC_RTC__))
+// Without an engine for such copies the bytes wait in registers.
+struct Carried {
+  Quad quad;
+  SIMT_DEVICE void fetch(void*, const void* from) { quad = load16(from); }
+  SIMT_DEVICE void land(void* to) const { store16(to, quad); }
+};
+SIMT_DEVICE void carried_group() {}
+template <int LATER>
+SIMT_DEVICE void carried_wait() {}
+#endif
+SIMT_DEVICE void copy16(void* to, const void* from) {
+  Carried carried;
+  carried.fetch(to, from);
+  carried.land(to);
+}
+SIMT_DEVICE void copies_done() {
+  carried_group();
+  carried_wait<0>();
 }
 
 #if !defined(SIMT_CPU)  // The CPU does a whole wave's reduction in the lane that arrives last (simt_cpu.h).

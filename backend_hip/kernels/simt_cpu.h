@@ -145,8 +145,6 @@ SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }
-SIMT_DEVICE void copy16(void* shared, const void* p) { store16(shared, load16(p)); }
-SIMT_DEVICE void copies_done() {}
 SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
 SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
 template <int BITS>

@@ -64,11 +64,19 @@ SIMT_DEVICE Quad load16(const void* p) {
 SIMT_DEVICE void store16(void* p, const Quad& v) {
   *static_cast<uint4*>(p) = make_uint4(v.word[0], v.word[1], v.word[2], v.word[3]);
 }
-SIMT_DEVICE void copy16(void* shared, const void* p) {
-  const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(p) : "memory");
+// The copy runs beside the thread; groups of copies land in the order of their making.
+struct Carried {
+  SIMT_DEVICE void fetch(void* to, const void* from) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(from) : "memory");
+  }
+  SIMT_DEVICE void land(void*) const {}
+};
+SIMT_DEVICE void carried_group() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+template <int LATER>
+SIMT_DEVICE void carried_wait() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory");
 }
-SIMT_DEVICE void copies_done() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 SIMT_DEVICE Pair load8(const void* p) {
   const uint2 v = *static_cast<const uint2*>(p);
   return {{v.x, v.y}};

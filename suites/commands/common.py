@@ -67,7 +67,7 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         "--chunk",
         type=int,
         metavar="N",
-        help="prompt tokens per command flow (default: --max-cols, 512 on path matrix)",
+        help="prompt tokens per command flow (default: --max-cols, 1024 on path matrix)",
     )
     add_kv(parser)
     add_checking(parser)

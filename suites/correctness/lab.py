@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device
 from backend_hip.dispatch import Kernels
+from backend_hip.half_columns import HalfColumns
 from backend_hip.layout import on_device
-from backend_hip.matrix import HalfColumns
 from backend_hip.ops import Flow, Splits, Values
 from backend_hip.registry import REGISTRY, Key
 from backend_hip.state import FlowRow, StepInput

@@ -228,7 +228,11 @@ def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
     x = np.random.default_rng(tile).standard_normal((count, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow(
-            [("to_packed" if packed else "to_half", "", "any"), key],
+            [
+                ("to_packed" if packed else "to_half", "", "any"),
+                ("weights_to_half", form, "any"),
+                key,
+            ],
             {},
             tokens=range(count),
             longest=columns,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip import matrix
+from backend_hip import matrix, packed
 from backend_hip.attention_shape import PARTIAL_EXTRA, SPLIT_KEYS
 from backend_hip.compile import KERNEL_FOLDER, OPTIONS, flatten
 from backend_hip.device import Buffer, Device, Kernel, Module
-from backend_hip.matrix import PACKED_NBYTES, SUPERBLOCK, packed_key
+from backend_hip.half_columns import PACKED_NBYTES, SUPERBLOCK
 from backend_hip.registry import Key
 from backend_hip.runtimes.checking import Checking, recover, set_checking
 from backend_hip.tuning import shape_of
@@ -200,7 +200,8 @@ def _product(form: str, tile: int, columns: int) -> Setup:
 
     def setup(lab: Lab) -> Launch:
         rows = 19
-        keys = [("to_half", "", "any"), ("matvec_batched", f"{form}/{tile}", "matrix")]
+        product = ("matvec_batched", f"{form}/{tile}", "matrix")
+        keys = [("to_half", "", "any"), ("weights_to_half", form, "any"), product]
         flow = lab.flow(keys, {}, tokens=[0] * tile, longest=columns)
         x, y = lab.values(_normal(1, tile, columns)), lab.values(_normal(2, tile, rows))
         weight, held = lab.weight(form, _normal(3, rows, columns)), flow.halves
@@ -213,7 +214,11 @@ def _product(form: str, tile: int, columns: int) -> Setup:
 def _product_packed(lab: Lab) -> Launch:
     """A product in parts of K, each of more superblocks than are staged at once."""
     rows, columns, count = 19, 9 * SUPERBLOCK, 5
-    keys: list[Key] = [("to_packed", "", "any"), ("sum_parts", "", "any"), packed_key(["Q4_K"])]
+    keys: list[Key] = [
+        ("to_packed", "", "any"),
+        ("sum_parts", "", "any"),
+        packed.product_key(["Q4_K"]),
+    ]
     flow = lab.flow(keys, {}, tokens=[0] * count, longest=columns)
     x, y = lab.values(_normal(1, count, columns)), lab.values(_normal(2, count, rows))
     weight, held = lab.weight("Q4_K", _normal(3, rows, columns)), flow.halves
@@ -259,19 +264,19 @@ CASES = (
     BarrierCase("to_half.hip", 0, _to_half, "to_half"),
     BarrierCase("to_packed.hip", 0, _to_packed, "to_packed"),
     BarrierCase("matvec_packed.hip", 0, _product_packed, "matvec_packed"),
-    *(
-        BarrierCase("matvec_batched_matrix.hip", i, _product("F32", 64, 200), "matvec_batched_64")
-        for i in (1, 2)
-    ),
+    BarrierCase("matvec_halves.hip", 1, _product("F32", 64, 200), "matvec_halves_64"),
     *(
         BarrierCase("matvec_batched_matrix.hip", i, _product("F32", 16, 200), "matvec_batched_16")
-        for i in range(3, 7)
+        for i in range(1, 5)
     ),
 )
 # Barriers that no result rests on.
 WITHOUT_EFFECT = {
     ("delta_net.hip", 1): "makes the compiler read the keys again, which keeps registers free",
-    ("matvec_batched_matrix.hip", 0): "operands in registers are exchanged by matvec_packed alone",
+    **{
+        (file, 0): "operands in registers are exchanged by matvec_packed alone"
+        for file in ("matvec_batched_matrix.hip", "matvec_halves.hip", "weights_to_half.hip")
+    },
 }
 
 

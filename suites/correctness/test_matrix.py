@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from backend_hip import matrix, ops
 from backend_hip.device import Device
-from backend_hip.registry import MATRIX_TILES, PACKED_FORMATS, REGISTRY, Key, tiles_of
+from backend_hip.half_columns import STEP, padded
+from backend_hip.registry import HALVES_TILES, MATRIX_TILES, PACKED_FORMATS, REGISTRY, Key, tiles_of
 from reference.half import half_rows
 from reference.model.quant import FORMATS
 from reference.model.weights import Tensor
@@ -20,12 +21,11 @@ from suites.harness.compare import compare
 
 FORMS = [key.variant for key in REGISTRY if key.op == "matvec"]
 SIDE = 16  # of a fragment
-STEP = matrix.STEP
 
 
 def _keys(form: str) -> list[Key]:
     products = [("matvec_batched", f"{form}/{tile}", "matrix") for tile in tiles_of(form)]
-    return [("to_half", "", "any"), *products]
+    return [("to_half", "", "any"), ("weights_to_half", form, "any"), *products]
 
 
 def _columns(form: str) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class ShapeCase:
 def _shapes() -> list[ShapeCase]:
     cases = []
     for tile in MATRIX_TILES:
-        height = matrix.NARROW_ROWS if tile in matrix.NARROW else tile
+        height = matrix.HEIGHTS[tile]
         edges = [(height + d, tile + e) for d in (-1, 0, 1) for e in (-1, 0, 1)]
         cases += [ShapeCase(tile, *edge) for edge in [(1, 1), (height, 2 * tile + 1), *edges]]
     return cases
@@ -131,7 +131,7 @@ def test_rows_of_activations_are_scaled_and_rounded(device: Device) -> None:
     x = generator.standard_normal((7, STEP + 1)).astype(np.float32)
     x *= np.array([[1], [1e6], [1e30], [1e-30], [0], [2.0**-149], [1]], dtype=np.float32)
     x[6, 3] = 3e38
-    stride = matrix.padded(x.shape[1])
+    stride = padded(x.shape[1])
     with Lab(device) as lab:
         flow = lab.flow([("to_half", "", "any")], {}, tokens=range(len(x)), longest=stride)
         held = flow.halves
@@ -149,6 +149,25 @@ def test_rows_of_activations_are_scaled_and_rounded(device: Device) -> None:
     got = halves[:, : x.shape[1]].astype(np.float64) * scales
     assert np.array_equal(got, half_rows(x))
     assert np.count_nonzero(got) > x.size // 2
+
+
+def test_more_rows_than_fit_as_halves_go_in_slices(device: Device) -> None:
+    columns, count = 64 * STEP, 5
+    fit = matrix.HEIGHTS[HALVES_TILES[0]]
+    weights, x = _draw([10], 2 * fit + 3, columns, count)
+    tensor = _tensor("Q8_0", weights)
+    with Lab(device) as lab:
+        flow = lab.flow(_keys("Q8_0"), {}, tokens=range(count), longest=columns)
+        held = flow.halves
+        assert held is not None
+        held.weights.nbytes = 2 * columns * fit  # as if less had been there
+        weight = lab.matrix("Q8_0", tensor.shape, tensor.raw)
+        y, values = lab.output(count, len(weights)), lab.values(x)
+        tile = HALVES_TILES[0]
+        matrix.multiply(flow.kernels, held, values.pointer, weight, y.pointer, count, tile)
+        assert flow.kernels.routes["weights_to_half", "Q8_0", "any"] == 3
+        result = compare(lab.read(y), *linear(x, tensor, "matrix", weights="halves"))
+    assert result.ok, result.reason()
 
 
 def test_a_row_that_is_not_finite_stays_so(device: Device) -> None:
@@ -169,9 +188,10 @@ def test_linear_chooses_the_block_by_size(device: Device) -> None:
         ops.linear(flow, lab.values(x), lab.weight("Q8_0", weights), y)
         lab.read(y)
         assert flow.kernels.routes["matvec_batched", "Q8_0/32", "matrix"] == 1
-    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 64, 65, 658)] + [(1024, 658)]
+    sizes = [(4096, count) for count in (1, 16, 17, 32, 33, 65, 658, 1024)]
+    sizes += [(1024, 1024), (12288, 512), (12288, 658)]
     tiles = [matrix.choose_tile("Q8_0", *size) for size in sizes]
-    assert tiles == [16, 16, 32, 32, 64, 64, 64, 128, 64]
+    assert tiles == [16, 16, 32, 32, 64, 64, 96, 128, 64, 128, 96]
     assert not {matrix.choose_tile(form, *size) for form in PACKED_FORMATS for size in sizes} - {
         *tiles_of("Q4_K")
     }

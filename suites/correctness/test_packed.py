@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip import matrix, tuning
+from backend_hip import half_columns, matrix, packed, tuning
 from backend_hip.device import Device
 from backend_hip.engine import Engine
 from backend_hip.registry import (
@@ -28,9 +28,9 @@ from suites.correctness.lab import Lab
 from suites.harness.bounds import linear
 from suites.harness.compare import compare
 
-BLOCK = matrix.SUPERBLOCK
+BLOCK = half_columns.SUPERBLOCK
 SIDE = 16  # rows of a wave
-ROWS = matrix.PACKED_ROWS
+ROWS = packed.ROWS
 PARTS = tuning.shape_of("cpu", "products_packed")["PARTS"]
 
 
@@ -57,7 +57,7 @@ def _activations(count: int, columns: int, seed: int = 5) -> NDArray[np.float32]
 
 
 def _keys(*forms: str) -> list[Key]:
-    return [("to_packed", "", "any"), ("sum_parts", "", "any"), matrix.packed_key(forms)]
+    return [("to_packed", "", "any"), ("sum_parts", "", "any"), packed.product_key(forms)]
 
 
 def _multiply(device: Device, tensor: Tensor, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -140,9 +140,9 @@ def test_matrices_that_share_a_launch_are_multiplied_as_if_alone(
         held, kernels = flow.halves, flow.kernels
         assert held is not None
         weights = [lab.matrix(t.format.name, t.shape, t.raw) for t in tensors]
-        matrix.pack(kernels, held, lab.values(x).pointer, count, columns)
-        parts = matrix.multiply_packed(kernels, held, weights, count)
-        assert parts == matrix.parts_of_k(device.architecture, case.rows, columns)
+        packed.pack(kernels, held, lab.values(x).pointer, count, columns)
+        parts = packed.multiply(kernels, held, weights, count)
+        assert parts == packed.parts_of_k(device.architecture, case.rows, columns)
         found = held.parts.download((parts, count, sum(case.rows)), np.float32)
     got = found[0]
     for part in found[1:]:
@@ -208,12 +208,12 @@ def test_what_is_not_packed_is_refused(device: Device) -> None:
         held, x = flow.halves, lab.values(_activations(count, BLOCK)).pointer
         assert held is not None
         with pytest.raises(ValueError, match="are None, expected 3 packed rows of 256"):
-            matrix.multiply_packed(flow.kernels, held, [weight], 3)
-        matrix.pack(flow.kernels, held, x, 2, BLOCK)
+            packed.multiply(flow.kernels, held, [weight], 3)
+        packed.pack(flow.kernels, held, x, 2, BLOCK)
         with pytest.raises(ValueError, match="expected 3 packed rows of 256"):
-            matrix.multiply_packed(flow.kernels, held, [weight], 3)
+            packed.multiply(flow.kernels, held, [weight], 3)
         with pytest.raises(ValueError, match="count is 33, expected at most 32"):
-            matrix.pack(flow.kernels, held, x, count, BLOCK)
+            packed.pack(flow.kernels, held, x, count, BLOCK)
 
 
 @pytest.mark.parametrize("form", PACKED_FORMATS)

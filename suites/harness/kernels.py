@@ -8,7 +8,7 @@ a run of `--path serial` that is judged throughout by serial's wider row would p
 import re
 from collections.abc import Mapping, Sequence
 
-from backend_hip import matrix
+from backend_hip import packed
 from backend_hip.dispatch import route_name
 from backend_hip.fused import fused_keys, why_not_fused
 from backend_hip.fused_batch import product_keys, why_not_fused_batch
@@ -60,7 +60,7 @@ def product_rows(
     if mode == "decode batch" and path == "matrix":
         mode = "batched"
         if not why_not_fused_batch(model.spec, model.weights):
-            head = matrix.packed_key([model.weights.lm_head.format.name])
+            head = packed.product_key([model.weights.lm_head.format.name])
             fused = [head, *product_keys(model.weights)]
             return (frozenset(family(route_name(key)) for key in fused),)
     found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
