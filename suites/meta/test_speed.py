@@ -133,8 +133,9 @@ def test_batched_prefill_that_is_dead_code_is_refused(
     runner.engine.reset()
     per_token = runner.prefill("per-token", TOKENS)
     monkeypatch.setattr(runner.engine, "prefill_batched", runner.engine.prefill_per_token)
-    with pytest.raises(AssertionError, match="also ran"):
-        prove_prefill(runner, replace(BATCHED, path="serial"), TOKENS, per_token)
+    for path in ("kparallel", "serial"):
+        with pytest.raises(AssertionError, match=f"batched {path} ran as per-token prefill"):
+            prove_prefill(runner, replace(BATCHED, path=path), TOKENS, per_token)
 
 
 # --- timing and plans ---------------------------------------------------------------------------
