@@ -36,18 +36,16 @@ def undecided(record: GreedyRecord, emitted: list[int]) -> list[int]:
 
 
 @pytest.mark.models
-@pytest.mark.parametrize("mode", ["per-token", "batched"])
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_engine_decodes_what_the_reference_does(
-    model: str, mode: str, load: Callable[[str], Model], device: Device
+    model: str, load: Callable[[str], Model], device: Device
 ) -> None:
     record = greedy_record(model)
     steps = CPU_STEPS if device.runtime.kind == "cpu" else STEPS
     context = len(record.prompt) + STEPS
     kinds = {"kv_type_k": record.kv_type, "kv_type_v": record.kv_type}
     with Engine(load(model), device, context_length=context, **kinds) as engine:
-        run = engine.prefill_batched if mode == "batched" else engine.prefill_per_token
-        emitted = [run(record.prompt).tail.staged_token]
+        emitted = [engine.prefill_batched(record.prompt).tail.staged_token]
         while len(emitted) < steps:
             # The recorded token: where another one was allowed, the steps after it still compare.
             emitted.append(engine.step(record.tokens[len(emitted) - 1]))
@@ -56,6 +54,7 @@ def test_engine_decodes_what_the_reference_does(
     assert len(apart) <= steps - sum(map(record.decided, range(steps)))
 
 
+@pytest.mark.full
 @pytest.mark.models
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_the_record_begins_with_what_the_reference_says(

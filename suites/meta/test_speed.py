@@ -116,7 +116,10 @@ def test_a_sequence_that_says_something_else_alone_is_refused(
     monkeypatch.setattr(runner, "step", lambda tokens: [3 for _ in tokens])
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, DECODE, [7])
-    other = replace(DECODE, path="matrix")
+    other = replace(DECODE, path="serial")
+    with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
+        prove_decode(runner, other, [7])  # kernels of kparallel ran
+    monkeypatch.setattr(runner, "step_routes", lambda tokens: {"matvec_batched Q4_K serial": 1})
     assert prove_decode(runner, other, [7]).note == "0 of 1 tokens as alone"
 
 
