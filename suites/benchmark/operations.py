@@ -1,7 +1,8 @@
 """`assay bench --sections ops`: single operations of a model, each of all its layers in a graph.
 
 Products by format, shape and number of columns (product_operations.py); decode's attention by
-context and KV type, with the control of kv_control.py; argmax. What the figures of a step are made
+context and KV type, with the control of kv_control.py; the rest of a step and a prompt's attention
+(rest_operations.py). What the figures of a step are made
 of, and where a change of one kernel shows.
 """
 
@@ -20,11 +21,13 @@ from suites.benchmark.kv_control import ExpandingRunner, open_runner
 from suites.benchmark.operation_job import Job, fill, record_of, timed
 from suites.benchmark.plans import OPS
 from suites.benchmark.product_operations import FEW, Products
+from suites.benchmark.rest_operations import prompt_job, rest_jobs
 
 ATTENTION, ARGMAX = "Attention of decode", "Argmax"
 COLUMNS = {"gpu": (1, 2, 4, 8, 16, 17, 32, 40, 128, 512), "cpu": (1, 2, 17)}
 BATCHES = {"gpu": (1, 8), "cpu": (1, 2)}
 CONTEXTS = {"gpu": (128, 2048, 6900), "cpu": (17,)}
+PROMPT_TOKENS = 512  # of a flow, on path matrix
 KINDS = (("f16", False), ("q8_0", False), ("q8_0", True))
 _ARGMAX_COUNT = 8  # in a graph: one takes as long as an event is exact
 
@@ -54,6 +57,7 @@ def run_ops(
                 subject.device,
                 sequences=max(BATCHES[size]),
                 context_length=deepest + 1,
+                chunk=PROMPT_TOKENS,
                 kv_type_k=kind,
                 kv_type_v=kind,
                 expanded=expanded,
@@ -69,7 +73,11 @@ def run_ops(
                 yield timed(runner, jobs, rounds)
             if (kind, expanded) == KINDS[0]:
                 jobs = [_argmax(subject, runner, batch) for batch in BATCHES[size]]
+                jobs += rest_jobs(subject, runner, kind)
                 yield timed(runner, jobs, rounds)
+            if not expanded:
+                tokens = min(runner.engine.chunk, deepest)
+                yield timed(runner, [prompt_job(subject, runner, kind, tokens)], rounds)
 
 
 def _attention(subject: Subject, runner: Runner, batch: int, context: int, kind: str) -> Job:

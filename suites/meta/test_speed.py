@@ -25,6 +25,7 @@ from suites.benchmark.operations import ARGMAX, ATTENTION
 from suites.benchmark.peer import peer_decode, peer_prefill
 from suites.benchmark.plans import SECTIONS, SpeedRow, Wanted, section
 from suites.benchmark.product_operations import PRODUCT
+from suites.benchmark.rest_operations import PROMPT, REST
 from suites.benchmark.row_proof import prove_decode, prove_prefill
 from suites.harness.compare import same_bits
 
@@ -310,7 +311,9 @@ def test_the_command_writes_tables_and_records(
     }
     assert len(read_rows(of_kind[speed.KIND])) == len(expected)
     assert {row["max_cols"] for row in of_kind[kernel_use.KIND]} == {16, 40}
-    assert {row["op"] for row in of_kind[operations.KIND]} == {PRODUCT, ATTENTION, ARGMAX}
+    assert {row["op"] for row in of_kind[operations.KIND]} == {
+        *(PRODUCT, ATTENTION, ARGMAX, REST, PROMPT)
+    }
     assert sum(map(len, of_kind.values())) == len(stored["rows"])
     assert stored["limits"]["read_bytes_per_s"] > 0
     assert (tmp_path / "speed.md").read_text().startswith("# Speed")
