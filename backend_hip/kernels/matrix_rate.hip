@@ -1,6 +1,7 @@
 // What the matrix unit gives at best, for limits that speed is compared with: no engine launches this.
 // Every wave repeats CHAINS independent products of fragments that it holds in registers, so neither memory
-// nor the wait for a sum is in the way.
+// nor the wait for a sum is in the way. By the instruction that fragment.h has: mma.sync on NVIDIA, which is
+// not the fastest of Hopper's.
 #include "fragment.h"
 
 constexpr int CHAINS = 8;

@@ -45,7 +45,7 @@ class MeasuredLimits:
             f"Limits measured in this run on {self.device} [{self.runtime}], over "
             f"{self.nbytes / 2**20:,.0f} MiB: reading {self.read_bytes_per_s / 1e9:,.1f} GB/s, "
             f"copying {self.copy_bytes_per_s / 1e9:,.1f} GB/s (read and written), matrix units "
-            f"{rate}."
+            f"{rate} (by the instruction that the kernels use, on registers)."
         )
 
 

@@ -179,6 +179,7 @@ def _write(
     limits: "MeasuredLimits",
 ) -> None:
     stored = {
+        "schema": "assay.bench",
         "schema_version": SCHEMA_VERSION,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "limits": limits.stored(),

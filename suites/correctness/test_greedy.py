@@ -43,8 +43,10 @@ def test_engine_decodes_what_the_reference_does(
     record = greedy_record(model)
     steps = CPU_STEPS if device.runtime.kind == "cpu" else STEPS
     context = len(record.prompt) + STEPS
-    kinds = {"kv_type_k": record.kv_type, "kv_type_v": record.kv_type}
-    with Engine(load(model), device, context_length=context, **kinds) as engine:
+    kind = record.kv_type
+    with Engine(
+        load(model), device, context_length=context, kv_type_k=kind, kv_type_v=kind
+    ) as engine:
         emitted = [engine.prefill_batched(record.prompt).tail.staged_token]
         while len(emitted) < steps:
             # The recorded token: where another one was allowed, the steps after it still compare.
@@ -63,8 +65,9 @@ def test_the_record_begins_with_what_the_reference_says(
     record, golden = greedy_record(model), published_model(model)
     assert (record.sha256, record.prompt) == (golden.sha256, golden.ids)
     assert len(record.tokens) == STEPS
-    kinds = {"kv_type_k": record.kv_type, "kv_type_v": record.kv_type}
-    logits = Reference(load(model), dtype=np.float64, **kinds).prefill(record.prompt)[-1]
+    kind = record.kv_type
+    reference = Reference(load(model), dtype=np.float64, kv_type_k=kind, kv_type_v=kind)
+    logits = reference.prefill(record.prompt)[-1]
     second, best = np.partition(logits, -2)[-2:]
     assert int(logits.argmax()) == record.tokens[0]
     assert abs(best - second - record.margins[0]) < record.limits[0]

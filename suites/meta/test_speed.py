@@ -315,6 +315,7 @@ def test_the_command_writes_tables_and_records(
         *(PRODUCT, ATTENTION, ARGMAX, REST, PROMPT)
     }
     assert sum(map(len, of_kind.values())) == len(stored["rows"])
+    assert stored["schema"] == "assay.bench"
     assert stored["limits"]["read_bytes_per_s"] > 0
     assert (tmp_path / "speed.md").read_text().startswith("# Speed")
     assert reports_main([str(tmp_path / "speed.json")]) == 0
