@@ -19,7 +19,7 @@ from suites.benchmark.deadline import Deadline
 from suites.benchmark.engine_runs import Runner
 from suites.benchmark.kv_control import ExpandingRunner, open_runner
 from suites.benchmark.operation_job import Job, fill, record_of, timed
-from suites.benchmark.plans import OPS
+from suites.benchmark.plans import OPS, Wanted
 from suites.benchmark.product_operations import FEW, Products
 from suites.benchmark.rest_operations import prompt_job, rest_jobs
 
@@ -27,17 +27,23 @@ ATTENTION, ARGMAX = "Attention of decode", "Argmax"
 COLUMNS = {"gpu": (1, 2, 4, 8, 16, 17, 32, 40, 128, 512), "cpu": (1, 2, 17)}
 BATCHES = {"gpu": (1, 8), "cpu": (1, 2)}
 CONTEXTS = {"gpu": (128, 2048, 6900), "cpu": (17,)}
+PRODUCT_PATHS = ("kparallel", "matrix")
 PROMPT_TOKENS = 512  # of a flow, on path matrix
 KINDS = (("f16", False), ("q8_0", False), ("q8_0", True))
 _ARGMAX_COUNT = 8  # in a graph: one takes as long as an event is exact
 
 
 def run_ops(
-    subject: Subject, rounds: int, progress: Progress, deadline: Deadline
+    subject: Subject, rounds: int, progress: Progress, deadline: Deadline, wanted: Wanted
 ) -> Iterator[list[Operation]]:
-    """Records of every operation, as soon as those that are timed in turn are done."""
+    """Records of every operation, as soon as those that are timed in turn are done.
+
+    `wanted` leaves paths of products, contexts and batches of attention.
+    """
     size = "cpu" if subject.device.runtime.kind == "cpu" else "gpu"
-    for path in ("kparallel", "matrix"):
+    contexts = [one for one in CONTEXTS[size] if one in (wanted.contexts or CONTEXTS[size])]
+    batches = [one for one in BATCHES[size] if one in (wanted.batches or BATCHES[size])]
+    for path in (one for one in PRODUCT_PATHS if one in (wanted.paths or PRODUCT_PATHS)):
         progress(f"ops: products of path {path}")
         most = max(COLUMNS[size])
         options: dict[str, Any] = {"path": path, "sequences": FEW, "context_length": most}
@@ -48,14 +54,14 @@ def run_ops(
                 if (columns > 1 or path == "kparallel") and deadline.allows(name):
                     yield timed(runner, products.jobs(columns), rounds)
             products.free()
-    for kind, expanded in KINDS:
+    for kind, expanded in KINDS if contexts and batches else ():
         progress(f"ops: attention with KV {kind}{', expanded' if expanded else ''}")
-        deepest = max(CONTEXTS[size])
+        deepest = max(contexts)
         with closing(
             open_runner(
                 subject.model,
                 subject.device,
-                sequences=max(BATCHES[size]),
+                sequences=max(batches),
                 context_length=deepest + 1,
                 chunk=PROMPT_TOKENS,
                 kv_type_k=kind,
@@ -64,15 +70,13 @@ def run_ops(
             )
         ) as runner:
             runner.assume(deepest)
-            for context in CONTEXTS[size]:
+            for context in contexts:
                 if not deadline.allows(f"{OPS}: attention at {context:,}, KV {kind}"):
                     continue
-                jobs = [
-                    _attention(subject, runner, batch, context, kind) for batch in BATCHES[size]
-                ]
+                jobs = [_attention(subject, runner, batch, context, kind) for batch in batches]
                 yield timed(runner, jobs, rounds)
             if (kind, expanded) == KINDS[0]:
-                jobs = [_argmax(subject, runner, batch) for batch in BATCHES[size]]
+                jobs = [_argmax(subject, runner, batch) for batch in batches]
                 jobs += rest_jobs(subject, runner, kind)
                 yield timed(runner, jobs, rounds)
             if not expanded:

@@ -140,7 +140,7 @@ def begin(
     from suites.benchmark.plans import OPS, section
 
     if name == OPS:
-        return (list(part) for part in run_ops(subject, rounds, progress, deadline))
+        return (list(part) for part in run_ops(subject, rounds, progress, deadline, wanted))
     plan = section(name, subject.device.runtime.kind, wanted)
     return _with_kernels(subject, run_section(subject, plan, rounds, progress, deadline))
 
