@@ -18,6 +18,7 @@ from hip import hip as _hip
 from hip import hiprtc as _hiprtc
 from numpy.typing import DTypeLike, NDArray
 
+from backend_hip.kernel_use import KernelUse
 from backend_hip.launch_arguments import DeviceMemory, DevicePointer, LaunchArguments
 from backend_hip.runtimes import RuntimeInfo, select_runtime
 from backend_hip.wave import WAVE
@@ -242,6 +243,16 @@ class Kernel:
             f"hipModuleGetFunction({entry})",
         )
 
+    def use(self) -> KernelUse:
+        """What the driver says; all 0 on the CPU runtime, which has nothing of the kind."""
+        kinds, function = hip.hipFunction_attribute, self._function
+        names = ("NUM_REGS", "LOCAL_SIZE_BYTES", "SHARED_SIZE_BYTES")
+        which = [getattr(kinds, f"HIP_FUNC_ATTRIBUTE_{name}") for name in names]
+        use = [check(hip.hipFuncGetAttribute(kind, function), self.entry) for kind in which]
+        blocks = hip.hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(function, self.block, 0)
+        use.append(check(blocks, f"occupancy of {self.entry}"))
+        return KernelUse(*use)
+
     def launch(self, stream: Stream, grid: tuple[int, int], *arguments: Any) -> None:
         """Queues the kernel over a 2-D grid of blocks; the runtime copies the arguments now."""
         extra = self._arguments.pack(arguments)
@@ -276,6 +287,7 @@ class Device:
         self.name = str(properties.name)
         self.architecture = str(properties.gcnArchName).split(":")[0]
         self.compute_units = int(properties.multiProcessorCount)
+        self.threads_per_unit = int(properties.maxThreadsPerMultiProcessor)
         if int(properties.warpSize) != WAVE:
             raise Unsupported(
                 f"device: {self.name} ({self.architecture}) has waves of {properties.warpSize} "

@@ -14,6 +14,7 @@ from typing import Any
 from backend_hip import attention_shape
 from backend_hip.compile import KernelSource, build, flatten
 from backend_hip.device import Device, Graph, Kernel, Module, Progress
+from backend_hip.kernel_use import KernelUse
 from backend_hip.registry import KernelRow, Key, Registry
 from backend_hip.tuning import shape_of
 from backend_hip.wave import WAVE
@@ -80,6 +81,10 @@ class Kernels:
     def block(self, key: Key) -> int:
         """Threads per block of a kernel."""
         return self._required(key).block
+
+    def use(self, key: Key) -> KernelUse:
+        """What a kernel takes of the device, as the driver says."""
+        return self._required(key).use()
 
     def rows_per_block(self, key: Key) -> int:
         """Rows of a weight matrix that a block of a product's kernel takes."""

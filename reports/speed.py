@@ -6,7 +6,7 @@ the model's shapes demand. Rows of one table were timed in turn.
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from reports.records import ReportError
@@ -26,7 +26,8 @@ class Speed:
     against, `base_name`, in the same rounds, in which it made or fed `base_tokens`; None where it
     was not run. `base_limit_seconds`: that row's limit. `after`: tokens decoded after a prompt.
     `peer`: tok/s of llama.cpp on such a card. `max_abs_diff`: logits against per-token prefill.
-    `note`: printed in the row.
+    `note`: printed in the row. `layers`: how many, "12 of 40" where the model is cut.
+    `matrix_products`: of 16 x 16 x 16 fragments in a decode step, None where none ran.
     """
 
     section: str
@@ -59,6 +60,8 @@ class Speed:
     commit: str
     compiler: str
     note: str = ""
+    layers: str = ""
+    matrix_products: int | None = None
 
     @property
     def rate(self) -> float:
@@ -102,10 +105,11 @@ def read_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Speed, ...]:
 
 
 def _read(stored: Mapping[str, Any]) -> Speed:
-    missing = [field.name for field in fields(Speed) if field.name not in stored]
+    needed = [field.name for field in fields(Speed) if field.default is MISSING]
+    missing = [name for name in needed if name not in stored]
     if missing:
         raise ReportError(f"records: a speed lacks {missing[0]}")
-    values = {field.name: stored[field.name] for field in fields(Speed)}
+    values = {field.name: stored[field.name] for field in fields(Speed) if field.name in stored}
     for name in ("seconds", "host_seconds", "base_seconds"):
         values[name] = None if values[name] is None else tuple(values[name])
     record = Speed(**values)
@@ -142,8 +146,10 @@ def _table(section: str, rows: Sequence[Speed]) -> Table:
         ("batch", "context") if decode else ("mode", "prompt", "MAX_COLS", "chunks")
     )
     headers = (
-        *("path", "KV", *own, f"tok/s [{first.runtime}]", f"x {first.base_name}", "limits allow"),
-        *("limit tok/s", "share of limit", "peer", "x peer", "note"),
+        *("layers", "path", "KV", *own),
+        *(f"tok/s [{first.runtime}]", f"x {first.base_name}", "limits allow"),
+        *("limit tok/s", "share of limit", "peer", "x peer"),
+        *(MATRIX_PRODUCTS if decode else "wall ms", "note"),
     )
     rounds = sorted({len(row.seconds) for row in rows})
     waits = [statistics.median(row.host_seconds) / statistics.median(row.seconds) for row in rows]
@@ -152,6 +158,7 @@ def _table(section: str, rows: Sequence[Speed]) -> Table:
         f"events around each; from call to result the host waited up to {max(waits):.2f} times as "
         "long.",
         *dict.fromkeys(f"Limit: {row.limit_of}." for row in rows if row.limit_seconds is not None),
+        *(thresholds(rows) if decode else ("wall ms: median, from the call to the result.",)),
     )
     return Table(
         f"{section}: {first.model}, {first.runtime} ({first.device})",
@@ -159,6 +166,34 @@ def _table(section: str, rows: Sequence[Speed]) -> Table:
         tuple(_row(row, decode) for row in rows),
         notes,
     )
+
+
+MATRIX_PRODUCTS = "matrix products"
+_MATRIX_NOTE = (
+    f"{MATRIX_PRODUCTS}: of 16 x 16 x 16 fragments in a step, computed from shapes and block sizes "
+    "for the launches that were counted, not read from a counter."
+)
+
+
+def thresholds(rows: Sequence[Speed]) -> tuple[str, ...]:
+    """From which batch on path matrix is faster than kparallel, for each context and KV type."""
+    rates = {(row.path, row.kv_type_k, row.context, row.batch): row.rate for row in rows}
+    ahead: dict[tuple[str, int], list[tuple[int, bool]]] = {}
+    for (path, kind, context, batch), rate in sorted(rates.items()):
+        beside = rates.get(("kparallel", kind, context, batch))
+        if path == "matrix" and batch > 1 and beside is not None:
+            ahead.setdefault((kind, context), []).append((batch, rate > beside))
+    lines = [_MATRIX_NOTE] if any(row.matrix_products is not None for row in rows) else []
+    for (kind, context), found in ahead.items():
+        behind = [batch for batch, faster in found if not faster]
+        first = [batch for batch, _ in found if batch > max(behind, default=0)]
+        measured = ", ".join(str(batch) for batch, _ in found)
+        where = f"from {first[0]} sequences on" if first else "at no number of sequences measured"
+        lines.append(
+            f"Context {context:,}, KV {kind}: matrix is faster than kparallel {where} (measured: "
+            f"{measured})."
+        )
+    return tuple(lines)
 
 
 def _row(row: Speed, decode: bool) -> tuple[str, ...]:
@@ -171,14 +206,17 @@ def _row(row: Speed, decode: bool) -> tuple[str, ...]:
     slowest, fastest = row.tokens / max(row.seconds), row.tokens / min(row.seconds)
     limit = None if row.limit_seconds is None else row.tokens / row.limit_seconds
     share = row.share_of_limit
+    wall = f"{1000 * statistics.median(row.host_seconds):,.1f}" if row.host_seconds else ABSENT
+    products = ABSENT if row.matrix_products is None else f"{row.matrix_products:,}"
     return (
-        *(row.path, f"{row.kv_type_k}/{row.kv_type_v}", *own),
+        *(row.layers or ABSENT, row.path, f"{row.kv_type_k}/{row.kv_type_v}", *own),
         f"{row.rate:,.1f} ({slowest:,.1f} to {fastest:,.1f})",
         *(_ratio(row.over_base), _ratio(row.base_ceiling)),
         ABSENT if limit is None else f"{limit:,.0f}",
         ABSENT if share is None else f"{100 * share:.1f} %",
         ABSENT if row.peer is None else f"{row.peer:,.0f}",
         _ratio(None if row.peer is None else row.rate / row.peer),
+        products if decode else wall,
         row.note,
     )
 

@@ -1,7 +1,7 @@
 """Runs a section: builds its engines, proves its rows, times them in turn, makes the records."""
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +11,19 @@ import numpy as np
 from backend_hip import Device
 from backend_hip.device import Progress
 from backend_hip.weights import LoadReport
+from fixtures.geometry_table import whole_layers
 from reference.model import Model
+from reports.kernel_use import BatchedKernel
 from reports.speed import Speed
 from suites.benchmark.byte_model import flow_weight_bytes, prefill_flops, step_bytes
+from suites.benchmark.deadline import Deadline
 from suites.benchmark.engine_runs import Runner
 from suites.benchmark.interleave import Samples, Timed, in_turn
+from suites.benchmark.kernel_use import batched_kernels
+from suites.benchmark.kv_control import open_runner
 from suites.benchmark.limits import MeasuredLimits
 from suites.benchmark.peer import peer_decode, peer_prefill
-from suites.benchmark.plans import Section, SpeedRow
+from suites.benchmark.plans import MAX_COLS_SECTION, Section, SpeedRow
 from suites.benchmark.row_proof import RowProof, prove_decode, prove_prefill
 
 Options = tuple[tuple[str, Any], ...]
@@ -29,7 +34,8 @@ SEED = 2025
 class Subject:
     """What is measured, and the facts that every record carries.
 
-    `loads` gets the report of each engine's weights.
+    `loads` gets the report of each engine's weights, `kernels` what the products of a MAX_COLS
+    sweep take.
     """
 
     name: str
@@ -39,6 +45,7 @@ class Subject:
     host: str
     commit: str
     loads: list[LoadReport] = field(default_factory=list)
+    kernels: list[BatchedKernel] = field(default_factory=list)
 
     def tokens(self, count: int) -> tuple[int, ...]:
         """Random token ids, the same for every row."""
@@ -47,8 +54,14 @@ class Subject:
         return tuple(int(token) for token in rng.integers(0, vocabulary, count))
 
 
-def run_section(subject: Subject, section: Section, rounds: int, progress: Progress) -> list[Speed]:
-    """Proves and times all rows of a section, engines kept side by side.
+def run_section(
+    subject: Subject,
+    section: Section,
+    rounds: int,
+    progress: Progress,
+    deadline: Deadline | None = None,
+) -> Iterator[list[Speed]]:
+    """Proves and times the rows of a section, a group after the other, engines kept side by side.
 
     Raises InputError where the engines do not fit into memory together, AssertionError where a row
     is not right.
@@ -58,21 +71,27 @@ def run_section(subject: Subject, section: Section, rounds: int, progress: Progr
             options: stack.enter_context(closing(_runner(subject, section, options, progress)))
             for options in dict.fromkeys(row.options for row in section.rows)
         }
-        progress(f"{section.name}: proving {len(section.rows)} rows")
-        proofs = prove_rows(subject, section, runners)
-        progress(f"{section.name}: timing {len(section.rows)} rows, {rounds} rounds in turn")
-        timed = {row: timed_row(subject, runners[row.options], row) for row in section.rows}
-        samples = in_turn(subject.device, timed, rounds)
-        again = prove_rows(subject, section, runners)
-        assert again == proofs, f"{section.name}: results after the timing differ from before"
-        return [
-            record(subject, section, row, proofs[row], samples, runners) for row in section.rows
-        ]
+        swept = {row.max_cols: runners[row.options].engine.kernels for row in section.rows}
+        if len(swept) > 1:
+            named = (subject.name, subject.model, subject.device)
+            subject.kernels.extend(batched_kernels(*named, swept, progress))
+        for number, rows in enumerate(section.groups()):
+            name = f"{section.name} at {rows[0].context:,}"
+            if number and deadline is not None and not deadline.allows(name):
+                continue
+            progress(f"{name}: proving {len(rows)} rows")
+            proofs = prove_rows(subject, rows, runners)
+            progress(f"{name}: timing {len(rows)} rows, {rounds} rounds in turn")
+            timed = {row: timed_row(subject, runners[row.options], row) for row in rows}
+            samples = in_turn(subject.device, timed, rounds)
+            again = prove_rows(subject, rows, runners)
+            assert again == proofs, f"{name}: results after the timing differ from before"
+            yield [record(subject, section, row, proofs[row], samples, runners) for row in rows]
 
 
 def _runner(subject: Subject, section: Section, options: Options, progress: Progress) -> Runner:
     rows = [row for row in section.rows if row.options == options]
-    runner = Runner(
+    runner = open_runner(
         subject.model,
         subject.device,
         sequences=max(row.batch for row in rows),
@@ -87,12 +106,12 @@ def _runner(subject: Subject, section: Section, options: Options, progress: Prog
 
 
 def prove_rows(
-    subject: Subject, section: Section, runners: Mapping[Options, Runner]
+    subject: Subject, rows: Sequence[SpeedRow], runners: Mapping[Options, Runner]
 ) -> dict[SpeedRow, RowProof]:
     """What was verified of each row. Per-token logits of a prompt are computed once."""
     logits: dict[tuple[object, ...], Any] = {}
     proofs = {}
-    for row in section.rows:
+    for row in rows:
         runner = runners[row.options]
         if row.phase == "decode":
             proofs[row] = prove_decode(runner, row, subject.tokens(row.batch))
@@ -172,6 +191,9 @@ def record(
     runners: Mapping[Options, Runner],
 ) -> Speed:
     """The record of one timed row."""
+    # The format that most bytes of the weights have stands first.
+    takes = [one for one in subject.kernels if one.max_cols == row.max_cols]
+    sweep = takes[0].summary if section.name == MAX_COLS_SECTION and takes else ""
     base = section.base(row)
     limit_s, what = limit_of(subject, row, runners[row.options])
     base_limit_s = limit_of(subject, base, runners[base.options])[0] if base in samples else None
@@ -180,6 +202,9 @@ def record(
     decode = row.phase == "decode"
     whole_prompt = not decode and not row.steps
     prompt_peer = peer_prefill(*named, row.mode, row.context) if whole_prompt else None
+    decode_peer = peer_decode(*named, row.context, row.batch) if decode else None
+    layers, whole = subject.model.spec.layer_count, whole_layers(subject.name)
+    kinds = [f"{kind}>f16" if row.expanded else kind for kind in kv]
     return Speed(
         section=section.title,
         phase=row.phase,
@@ -189,8 +214,8 @@ def record(
         host=subject.host,
         mode=row.mode,
         path=row.path,
-        kv_type_k=row.kv_type_k,
-        kv_type_v=row.kv_type_v,
+        kv_type_k=kinds[0],
+        kv_type_v=kinds[1],
         max_cols=row.max_cols,
         batch=row.batch,
         context=row.context,
@@ -205,10 +230,12 @@ def record(
         base_tokens=base.tokens,
         base_seconds=tuple(samples[base].device) if base in samples else None,
         base_limit_seconds=base_limit_s,
-        peer=peer_decode(*named, row.context, row.batch) if decode else prompt_peer,
+        peer=None if row.expanded else decode_peer or prompt_peer,
         max_abs_diff=proof.max_abs_diff,
         verdict="ok",
         commit=subject.commit,
         compiler=subject.device.runtime.compiler,
-        note=proof.note,
+        note="; ".join(filter(None, (proof.note, sweep))),
+        layers=f"{layers} of {whole}" if whole not in (None, layers) else str(layers),
+        matrix_products=proof.matrix_products,
     )

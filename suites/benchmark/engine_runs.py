@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from backend_hip import Device, Engine
 from backend_hip.device import Progress
-from backend_hip.kv_cache import CacheTensor
+from backend_hip.kv_cache import DeviceCache
 from backend_hip.results import PrefillResult
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
@@ -48,27 +48,12 @@ class Runner:
         if not 0 <= length < room:
             raise InputError(f"benchmark: context is {length}, expected 0 to {room - 1}")
         self.engine.reset()
-        cache = self.engine._cache
-        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-        patterns = [finite_values(rng, kind) for kind in self._types]
-        for pair in cache.tensors.values():
-            for tensor, pattern in zip(pair, patterns, strict=True):
-                self._fill(tensor, pattern, length)
+        fill_cache(self.engine._cache, self._types, self.sequences, length, seed)
         self.place(length)
 
     def place(self, length: int) -> None:
         """Every sequence is at position `length` of what its cache holds, whatever that is."""
         self.engine._sequences.positions[:] = [length] * self.sequences
-
-    def _fill(self, tensor: CacheTensor, pattern: NDArray[np.uint8], length: int) -> None:
-        """Every sequence gets values of its own: the pattern, begun a position later each."""
-        for sequence in range(self.sequences if length else 0):
-            start = self.engine._cache.start(sequence)
-            (offset, nbytes), *scales = tensor.regions(start, length)
-            first = sequence * (nbytes // length)
-            tensor.buffer.upload(np.resize(pattern, first + nbytes)[first:], offset)
-            for scale_offset, scale_nbytes in scales:
-                tensor.buffer.upload(np.full(scale_nbytes // 2, _SCALE, np.float16), scale_offset)
 
     def step(self, tokens: Sequence[int]) -> list[int]:
         """One token for each of the first len(tokens) sequences, as production decodes."""
@@ -78,6 +63,10 @@ class Runner:
         """One token for each named sequence."""
         return self.engine.step_batch(tokens, sequences)
 
+    def step_routes(self, tokens: Sequence[int]) -> dict[str, int]:
+        """Launches by registry row of a step of the first len(tokens) sequences."""
+        return dict(self.engine.decode_batch(tokens, range(len(tokens)))[0].routes)
+
     def prefill(self, mode: str, tokens: Sequence[int]) -> PrefillResult:
         """Feeds a prompt to sequence 0."""
         if mode == "batched":
@@ -86,6 +75,23 @@ class Runner:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def fill_cache(
+    cache: DeviceCache, types: tuple[str, str], sequences: int, length: int, seed: int
+) -> None:
+    """Random finite values at the first `length` positions of every sequence. Each gets values of
+    its own: the same pattern, begun a position later."""
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    patterns = [finite_values(rng, kind) for kind in types]
+    for pair in cache.tensors.values():
+        for tensor, pattern in zip(pair, patterns, strict=True):
+            for sequence in range(sequences if length else 0):
+                (offset, nbytes), *scales = tensor.regions(cache.start(sequence), length)
+                first = sequence * (nbytes // length)
+                tensor.buffer.upload(np.resize(pattern, first + nbytes)[first:], offset)
+                for at, scale_nbytes in scales:
+                    tensor.buffer.upload(np.full(scale_nbytes // 2, _SCALE, np.float16), at)
 
 
 def finite_values(rng: np.random.Generator, kind: str) -> NDArray[np.uint8]:

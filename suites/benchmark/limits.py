@@ -8,6 +8,7 @@ from typing import Any
 from backend_hip import Device
 from backend_hip.bandwidth import GRAIN_NBYTES, Bandwidth
 from backend_hip.device import Event
+from backend_hip.matrix_rate import MatrixLoop
 from reference.model.errors import InputError
 
 # Many times any last-level cache on a GPU (64 MiB on RDNA4, 50 MiB on Hopper); on the CPU runtime
@@ -15,13 +16,15 @@ from reference.model.errors import InputError
 GPU_NBYTES = 2**30
 CPU_NBYTES = 32 * GRAIN_NBYTES
 ROUNDS = 7
-
-MatrixRate = Callable[[Device], float]
+# Times eight products of a wave: about a millisecond on a GPU.
+GPU_PRODUCTS = 4096
+CPU_PRODUCTS = 1
 
 
 @dataclass(frozen=True)
 class MeasuredLimits:
-    """Medians. `copy`: bytes read and written; `matrix_flops_per_s` None: nothing measured it."""
+    """Medians. `copy`: bytes read and written; `matrix_flops_per_s`: of products of fragments held
+    in registers, None in records from before it was measured."""
 
     runtime: str
     device: str
@@ -42,7 +45,7 @@ class MeasuredLimits:
             f"Limits measured in this run on {self.device} [{self.runtime}], over "
             f"{self.nbytes / 2**20:,.0f} MiB: reading {self.read_bytes_per_s / 1e9:,.1f} GB/s, "
             f"copying {self.copy_bytes_per_s / 1e9:,.1f} GB/s (read and written), matrix units "
-            f"{rate}."
+            f"{rate} (by the instruction that the kernels use, on registers)."
         )
 
 
@@ -51,28 +54,28 @@ def measure_limits(
     *,
     nbytes: int | None = None,
     rounds: int = ROUNDS,
-    matrix_rate: MatrixRate | None = None,
 ) -> MeasuredLimits:
-    """Copies and reads in turn, `rounds` times each after one warm-up.
-
-    `matrix_rate` measures FLOP/s of the matrix units, where kernels for them exist.
-    """
+    """Copies, reads and matrix products in turn, `rounds` times each after one warm-up."""
     if rounds < 1:
         raise InputError(f"limits: rounds is {rounds}, expected at least 1")
     size = nbytes or (CPU_NBYTES if device.runtime.kind == "cpu" else GPU_NBYTES)
+    emulated = device.runtime.kind == "cpu"
     copy_s: list[float] = []
     read_s: list[float] = []
-    with Bandwidth(device, size) as bandwidth:
+    matrix_s: list[float] = []
+    loop = MatrixLoop(device, CPU_PRODUCTS if emulated else GPU_PRODUCTS)
+    with Bandwidth(device, size) as bandwidth, loop:
         for _ in range(rounds + 1):
             copy_s.append(device_seconds(device, bandwidth.copy))
             read_s.append(device_seconds(device, bandwidth.read))
+            matrix_s.append(device_seconds(device, loop.run))
         copied, read = bandwidth.copied_nbytes, bandwidth.read_nbytes
     return MeasuredLimits(
         runtime=device.label,
         device=device.name,
         copy_bytes_per_s=copied / statistics.median(copy_s[1:]),
         read_bytes_per_s=read / statistics.median(read_s[1:]),
-        matrix_flops_per_s=None if matrix_rate is None else matrix_rate(device),
+        matrix_flops_per_s=loop.flops / statistics.median(matrix_s[1:]),
         nbytes=size,
     )
 

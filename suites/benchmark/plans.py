@@ -1,11 +1,13 @@
 """What `assay bench` and the decode benchmarks time: sections of rows that are timed in turn."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from backend_hip.engine import DEFAULT_MAX_COLS
 from backend_hip.registry import KV_TYPES, PATHS
+from reference.model.errors import InputError
 from suites.benchmark.cases import MAX_COLS, MAX_COLS_PROMPTS, MODE_PROMPTS
 
 # Around every threshold: the matrix units' 16 rows, and where another path takes over.
@@ -18,15 +20,15 @@ MAX_COLS_SWEPT = {"gpu": MAX_COLS, "cpu": (16, 40)}
 # After 105 tokens: the whole of a short answer, by path.
 WALL_PROMPT, WALL_STEPS = {"gpu": 105, "cpu": 17}, 8
 STEPS = {"gpu": 16, "cpu": 2}
-# Prompt tokens per flow; on the other paths MAX_COLS.
-MATRIX_CHUNK = 512
-MATRIX = "matrix"
+MAX_COLS_SECTION = "max-cols"
+EXPANDED = "q8_0"  # the KV type that has a control
 
 
 @dataclass(frozen=True)
 class SpeedRow:
     """One row. decode: `batch` sequences at `context`, `steps` steps a sample. prefill: a prompt of
-    `context` tokens in `mode`, then `steps` decoded ones."""
+    `context` tokens in `mode`, then `steps` decoded ones. `expanded`: the cache is written out as
+    f16 before each step, and attention reads that (kv_control.py)."""
 
     mode: str
     path: str
@@ -36,6 +38,7 @@ class SpeedRow:
     batch: int = 1
     steps: int = 0
     max_cols: int = DEFAULT_MAX_COLS
+    expanded: bool = False
 
     @property
     def phase(self) -> str:
@@ -49,31 +52,66 @@ class SpeedRow:
     @property
     def id(self) -> str:
         """Readable, and selectable with -k."""
-        kv = f"{self.kv_type_k}-{self.kv_type_v}"
+        kv = f"{self.kv_type_k}-{self.kv_type_v}" + ("-expanded" if self.expanded else "")
         return f"{self.mode}-{self.path}-b{self.batch}-c{self.context}-{kv}"
 
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
-        """Of the engine; rows with the same ones share an engine."""
-        chunk = (("chunk", MATRIX_CHUNK),) if self.path == MATRIX else ()
+        """Of `open_runner`; rows with the same ones share an engine."""
         return (
             ("path", self.path),
             ("kv_type_k", self.kv_type_k),
             ("kv_type_v", self.kv_type_v),
             ("max_cols", self.max_cols),
-            *chunk,
+            ("expanded", self.expanded),
         )
 
 
 @dataclass(frozen=True)
 class Section:
-    """Rows timed in turn; `base` gives the row that another is set against, `base_name` says it."""
+    """Rows of one table; `base` gives the row that another is set against, `base_name` says it.
+
+    Rows of one context or prompt make a group: they are timed in turn, and hold their bases.
+    """
 
     name: str
     title: str
     rows: tuple[SpeedRow, ...]
     base: Callable[[SpeedRow], SpeedRow]
     base_name: str
+
+    def groups(self) -> list[tuple[SpeedRow, ...]]:
+        """The rows by context, in their order."""
+        contexts = dict.fromkeys(row.context for row in self.rows)
+        return [tuple(row for row in self.rows if row.context == one) for one in contexts]
+
+    def narrowed(self, wanted: "Wanted") -> "Section":
+        """Only the rows that are wanted, with their bases and kparallel's rows beside them."""
+        kept: set[SpeedRow] = set()
+        for row in filter(wanted.keeps, self.rows):
+            exact = replace(row, path="kparallel")
+            kept |= {row, self.base(row)} | ({exact} & set(self.rows))
+        return replace(self, rows=tuple(row for row in self.rows if row in kept))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rows are run; empty: all. `contexts` are of decode rows, `prompts` of prefill rows."""
+
+    batches: tuple[int, ...] = ()
+    contexts: tuple[int, ...] = ()
+    prompts: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
+
+    def keeps(self, row: SpeedRow) -> bool:
+        """True where no list leaves the row out."""
+        decode = row.phase == "decode"
+        places = self.contexts if decode else self.prompts
+        return (
+            (not places or row.context in places)
+            and (not self.paths or row.path in self.paths)
+            and (not decode or not self.batches or row.batch in self.batches)
+        )
 
 
 def _decode(size: str) -> Section:
@@ -93,18 +131,18 @@ def _decode(size: str) -> Section:
 
 
 def _kv(size: str) -> Section:
-    rows = (
-        SpeedRow("decode", "kparallel", kind, kind, context, batch, STEPS[size])
-        for context in CONTEXTS[size][-2:]
-        for batch in KV_BATCHES[size]
-        for kind in KV_TYPES
-        if kind != "f32"
-    )
+    kinds = [kind for kind in KV_TYPES if kind != "f32"]
+    rows = []
+    for context, batch in itertools.product(CONTEXTS[size][-2:], KV_BATCHES[size]):
+        # One sequence's step is the same on every path.
+        for path, kind in itertools.product(decode_paths() if batch > 1 else PATHS[:1], kinds):
+            row = SpeedRow("decode", path, kind, kind, context, batch, STEPS[size])
+            rows += [row, *([replace(row, expanded=True)] if kind == EXPANDED else [])]
     return Section(
         "kv",
         "Decode by KV type",
         tuple(rows),
-        lambda row: replace(row, kv_type_k="f16", kv_type_v="f16"),
+        lambda row: replace(row, kv_type_k="f16", kv_type_v="f16", expanded=False),
         "KV f16/f16",
     )
 
@@ -136,7 +174,7 @@ def _max_cols(size: str) -> Section:
         for columns in MAX_COLS_SWEPT[size]
     )
     return Section(
-        "max-cols",
+        MAX_COLS_SECTION,
         "MAX_COLS of batched prefill",
         rows,
         lambda row: replace(row, max_cols=DEFAULT_MAX_COLS),
@@ -149,14 +187,24 @@ _SECTIONS: Mapping[str, Callable[[str], Section]] = {
     "kv": _kv,
     "prefill": _prefill,
     "wall": _wall,
-    "max-cols": _max_cols,
+    MAX_COLS_SECTION: _max_cols,
 }
 SECTIONS = tuple(_SECTIONS)
+OPS = "ops"  # operations.py
+ALL_SECTIONS = (*SECTIONS, OPS)
 
 
-def section(name: str, device_kind: str | None) -> Section:
-    """A section at the size that the runtime can afford."""
-    return _SECTIONS[name]("cpu" if device_kind in ("cpu", None) else "gpu")
+def section(name: str, device_kind: str | None, wanted: Wanted | None = None) -> Section:
+    """A section at the size that the runtime can afford. InputError where none of it is wanted."""
+    whole = _SECTIONS[name]("cpu" if device_kind in ("cpu", None) else "gpu")
+    found = whole.narrowed(wanted or Wanted())
+    if not found.rows:
+        raise InputError(
+            f"bench: section {name} has no row that --batches, --contexts, --prompts and --paths "
+            f"leave; its rows have contexts or prompts of "
+            f"{', '.join(str(one) for one in dict.fromkeys(row.context for row in whole.rows))}"
+        )
+    return found
 
 
 def decode_paths() -> tuple[str, ...]:

@@ -6,8 +6,7 @@ within the end-to-end limit of the NumPy reference. Here the routes are added: o
 named path may have run.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from reference.model import Model
 from suites.benchmark.cases import SpeedCase
 from suites.harness.compare import compare, same_bits
 from suites.harness.endtoend import Expected, References
+from suites.harness.kernels import path_check
 from suites.harness.pair import pair_limit, prefill_judge
 from suites.harness.verdict import State, Verdict, check_of
 
@@ -56,14 +56,14 @@ def prove(engine: Engine, case: SpeedCase, expected: Expected | None) -> Proof:
         _require(Verdict((check_of("per-token logits against the reference", found),)))
         assert found.max_abs_diff is not None
         from_reference = found.max_abs_diff
-    require_route(per_token, "kparallel", engine.model.spec.layer_count)
+    require_route(per_token, "per-token", "kparallel", engine.model.spec.layer_count)
     if case.prefill == "per-token":
         return Proof(per_token, from_reference, one_column)
     keys = _kv_bytes(engine)
     batched = run(engine, "batched", tokens)
     pair = PrefillPair(per_token, batched, keys == _kv_bytes(engine))
     _require(prefill_judge(pair, end_to_end))
-    require_route(batched, case.path, engine.model.spec.layer_count)
+    require_route(batched, "batched", case.path, engine.model.spec.layer_count)
     limit = pair_limit(case.path, end_to_end)
     assert limit > 0 or pair.kv_bits_equal, f"{case.id}: KV contents of the two modes differ"
     difference = compare(batched.logits[-1:], per_token.logits[-1:], limit).max_abs_diff
@@ -79,25 +79,15 @@ def run(engine: Engine, prefill: str, tokens: tuple[int, ...]) -> PrefillResult:
     return engine.prefill_per_token(tokens)
 
 
-# Ops that multiply by a weight matrix, by prefill mode; a token alone goes through fused ones.
-_OPS: Mapping[str, tuple[str, ...]] = {
-    "per-token": ("matvec", "matvec_add", "norm_qkv", "norm_gate_up"),
-    "batched": ("matvec_batched",),
-}
-_PRODUCTS = ("matvec", "norm_qkv", "norm_gate_up")
-
-
-def require_route(result: PrefillResult, path: str, layers: int) -> None:
-    """Every matrix product that ran is of the result's mode and of `path`, in every layer."""
-    products = {name: n for name, n in result.routes.items() if name.startswith(_PRODUCTS)}
-    wanted = [(op, path) for op in _OPS[result.mode]]
-    others = {name: count for name, count in products.items() if _route(name) not in wanted}
+def require_route(result: PrefillResult, mode: str, path: str, layers: int) -> None:
+    """Every matrix product that ran is of this mode and path, in every layer."""
+    assert result.mode == mode, f"{mode} {path} ran as {result.mode} prefill"
+    check = path_check(f"{mode} {path}", replace(result, path=path))
+    assert check.state is State.OK, f"{check.name} {check.detail}"
     flows = result.chunks if result.mode == "batched" else result.n_tokens
-    launches = sum(products.values())
-    assert not others, f"{result.mode} {path} also ran {_listed(others)}"
-    assert launches >= flows * layers, (
-        f"{result.mode} {path} launched {launches} products, expected at least "
-        f"{flows * layers} because {flows} flows pass {layers} layers"
+    assert check.elements >= flows * layers, (
+        f"{check.name} launched {check.elements} products, expected at least {flows * layers} "
+        f"because {flows} flows pass {layers} layers"
     )
 
 
@@ -109,16 +99,6 @@ def require_same(proof: Proof, timed: PrefillResult, case: SpeedCase) -> None:
     assert timed.logits_poisoned == 0, f"{case.id}: logits were left unwritten"
     assert dict(timed.routes) == dict(proof.result.routes), f"{case.id}: another route was timed"
     assert np.isfinite(timed.logits).all(), f"{case.id}: a timed round is not finite"
-
-
-def _route(name: str) -> tuple[str, str]:
-    """(op, path) of a registry row's printed name."""
-    parts = name.split()
-    return parts[0], parts[-1]
-
-
-def _listed(routes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} ({count})" for name, count in sorted(routes.items()))
 
 
 def _kv_bytes(engine: Engine) -> list[bytes]:

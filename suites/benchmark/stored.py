@@ -3,36 +3,49 @@
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from reports.speed import Speed, tables
-from reports.tables import EMULATED, EMULATED_NOTE
+from reports.stored import tables_of
+from reports.tables import EMULATED, EMULATED_NOTE, Table
 from suites.benchmark.limits import MeasuredLimits
 
 
-def document(
-    records: Sequence[Speed],
+class Stored(Protocol):
+    """A record of reports: Speed, Operation or BatchedKernel."""
+
+    def stored(self) -> dict[str, Any]: ...
+
+
+def document(rows: Sequence[Stored], closing: Sequence[str], *, markdown: bool) -> str:
+    """All tables, then what is said under them."""
+    parts = ["# Speed"] if markdown else []
+    parts += [table.markdown() if markdown else table.terminal() for table in tables(rows)]
+    return "\n\n".join([*parts, *closing]) + "\n"
+
+
+def tables(rows: Sequence[Stored]) -> tuple[Table, ...]:
+    """The tables of records of any kind."""
+    return tables_of([row.stored() for row in rows])
+
+
+def closing_lines(
     limits: MeasuredLimits,
     left_out: Sequence[str],
     loads: Sequence[object],
     *,
-    markdown: bool,
-) -> str:
-    """All tables with the limits under them, how loading went (`loads`: a line each), and what
-    there was no time for.
-    """
-    parts = [table.markdown() if markdown else table.terminal() for table in tables(records)]
-    if markdown:
-        parts.insert(0, "# Speed")
-    parts.append(limits.line())
-    parts += [f"{line}." for line in dict.fromkeys(map(str, loads))]
-    if records:
-        first = records[0]
-        parts.append(f"Commit {first.commit}; compiler {first.compiler}; host {first.host}.")
+    commit: str,
+    compiler: str,
+    host: str,
+) -> list[str]:
+    """What was measured beside the rows, how loading went (`loads`: a line each), of what the
+    figures are, and what there was no time for."""
+    lines = [limits.line(), *(f"{line}." for line in dict.fromkeys(map(str, loads)))]
+    lines.append(f"Commit {commit}; compiler {compiler}; host {host}.")
     if left_out:
-        parts.append(f"Not run, because the time was up: {', '.join(left_out)}.")
+        lines.append(f"Not run, because the time was up: {', '.join(left_out)}.")
     if limits.runtime == EMULATED:
-        parts.append(EMULATED_NOTE)
-    return "\n\n".join(parts) + "\n"
+        lines.append(EMULATED_NOTE)
+    return lines
 
 
 def checkout_commit() -> str:

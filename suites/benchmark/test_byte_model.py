@@ -9,6 +9,8 @@ import pytest
 
 from backend_hip import Device
 from backend_hip.bandwidth import GRAIN_NBYTES, Bandwidth
+from backend_hip.matrix_rate import MatrixLoop
+from backend_hip.wave import WAVE
 from fixtures.geometry import build_shapes
 from fixtures.geometry_table import GEMMA4_31B, QWEN3_8B, QWEN36_35B_A3B
 from reference.model import Model, load_model
@@ -147,15 +149,24 @@ def test_the_copy_copies_and_the_read_reads(device: Device) -> None:
         Bandwidth(device, GRAIN_NBYTES + 16)
 
 
+def test_the_matrix_loop_multiplies(device: Device) -> None:
+    """Chain c's results are all rounds * 7.5 * (1 + c), kernels/matrix_rate.hip."""
+    with MatrixLoop(device, 3) as loop:
+        loop.run()
+        sums = loop.sums()
+        results = 16 * 16 // WAVE
+        assert np.array_equal(sums, np.full_like(sums, results * 3 * 7.5 * sum(range(1, 9))))
+        assert loop.flops == sums.size // WAVE * 3 * 8 * 2 * 16**3
+
+
 def test_limits_are_measured(device: Device) -> None:
     limits = measure_limits(device, nbytes=GRAIN_NBYTES, rounds=2)
     assert limits.runtime == device.label
     assert limits.copy_bytes_per_s > 0
     assert limits.read_bytes_per_s > 0
-    assert limits.matrix_flops_per_s is None
+    assert limits.matrix_flops_per_s is not None
+    assert limits.matrix_flops_per_s > 0
     assert CPU_NBYTES % GRAIN_NBYTES == 0
-    probed = measure_limits(device, nbytes=GRAIN_NBYTES, rounds=2, matrix_rate=lambda device: 5.0)
-    assert probed.matrix_flops_per_s == 5.0
     with pytest.raises(InputError, match="rounds is 0"):
         measure_limits(device, nbytes=GRAIN_NBYTES, rounds=0)
 

@@ -18,6 +18,7 @@ from suites.benchmark.cases import MODELS
 from suites.benchmark.clock import CLOCK, host_name, read_clock
 from suites.benchmark.engine_runs import Runner
 from suites.benchmark.interleave import Samples, in_turn
+from suites.benchmark.kv_control import open_runner
 from suites.benchmark.limits import MeasuredLimits, measure_limits
 from suites.benchmark.plans import Section, SpeedRow, section
 from suites.benchmark.row_proof import prove_decode
@@ -76,7 +77,7 @@ def runner_of(
 
     def find(model: str, row: SpeedRow) -> Runner:
         if (model, row.options) not in runners:
-            runner = Runner(
+            runner = open_runner(
                 load(model),
                 device,
                 sequences=max(other.batch for other in rows),

@@ -1,7 +1,7 @@
 """`assay bench`: speed tables with limits, ratios and a record file, within a time that is set."""
 
 import argparse
-import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,30 +12,48 @@ from suites.commands import common
 from suites.harness.verdict import write_json
 
 if TYPE_CHECKING:
+    from backend_hip.device import Progress
     from reports.speed import Speed
+    from suites.benchmark.bench import Subject
+    from suites.benchmark.deadline import Deadline
     from suites.benchmark.limits import MeasuredLimits
+    from suites.benchmark.plans import Wanted
+    from suites.benchmark.stored import Stored
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROUNDS = 5
 
 
 def add(subparsers: Any) -> None:
-    from suites.benchmark.plans import SECTIONS
+    from suites.benchmark.plans import ALL_SECTIONS
 
     parser = subparsers.add_parser(
         "bench",
         help="speed tables: decode by batch and context, prefill by mode, path and MAX_COLS",
         description="Proves each row, times the rows of a section in turn, and sets them beside "
-        "what the device's measured bandwidth allows. geometry-qwen3-8b is a model for it.",
+        "what the device's measured bandwidth and matrix rate allow. Tables are printed, and the "
+        "files of --out and --json written anew, as soon as rows are measured. geometry-qwen3-8b "
+        "is a model for it.",
     )
     common.add_model(parser)
     common.add_device(parser)
     parser.add_argument(
         "--sections",
-        default=",".join(SECTIONS),
+        default=",".join(ALL_SECTIONS),
         metavar="A,B",
-        help=f"which tables, in this order (default: {','.join(SECTIONS)})",
+        help=f"which tables, in this order (default: {','.join(ALL_SECTIONS)})",
     )
+    for option, what in (
+        ("--batches", "sequences of decode rows"),
+        ("--contexts", "cached tokens of decode rows"),
+        ("--prompts", "prompt lengths of prefill rows"),
+        ("--paths", "paths"),
+    ):
+        parser.add_argument(
+            option,
+            metavar="LIST",
+            help=f"only rows with these {what}, and what stands beside them (default: all)",
+        )
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, metavar="N", help=f"samples a row (default: {ROUNDS})"
     )
@@ -44,7 +62,7 @@ def add(subparsers: Any) -> None:
         type=float,
         default=60.0,
         metavar="M",
-        help="no section is begun later than this (default: 60)",
+        help="no context or prompt of a section is begun later than this (default: 60)",
     )
     parser.add_argument(
         "--out", type=Path, metavar="FOLDER", help="also write speed.json and speed.md there"
@@ -55,31 +73,34 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from backend_hip.device import open_device
-    from suites.benchmark.bench import Subject, run_section
+    from suites.benchmark.bench import Subject
     from suites.benchmark.clock import host_name
+    from suites.benchmark.deadline import Deadline
     from suites.benchmark.limits import measure_limits
     from suites.benchmark.load_speed import read_alone
-    from suites.benchmark.plans import SECTIONS, section
-    from suites.benchmark.stored import checkout_commit, document
+    from suites.benchmark.plans import ALL_SECTIONS
+    from suites.benchmark.stored import checkout_commit, closing_lines, document, tables
 
     common.require_device(arguments.device)
     common.require_writable("--json", arguments.json)
     names = arguments.sections.split(",")
-    if len(set(names)) != len(names) or not set(names) <= set(SECTIONS):
+    if len(set(names)) != len(names) or not set(names) <= set(ALL_SECTIONS):
         raise InputError(
-            f"--sections is {arguments.sections}, expected some of {','.join(SECTIONS)}"
+            f"--sections is {arguments.sections}, expected some of {','.join(ALL_SECTIONS)}"
         )
     if arguments.rounds < 1 or not arguments.minutes > 0:
         raise InputError("--rounds and --minutes must be above 0")
     if arguments.out is not None and not arguments.out.is_dir():
         raise InputError(f"--out is {arguments.out}, expected a folder that exists")
-    began = time.monotonic()
-    records: list[Speed] = []
-    left_out: list[str] = []
+    wanted = wanted_from(arguments)
+    deadline, records = Deadline(arguments.minutes), list["Stored"]()
 
-    def text(*, markdown: bool) -> str:
+    def closing() -> list[str]:
         fastest = sorted(subject.loads, key=lambda load: load.elapsed_s)[:1]
-        return document(records, limits, left_out, [read, *fastest], markdown=markdown)
+        of = {"compiler": device.runtime.compiler, "host": subject.host}
+        return closing_lines(
+            limits, deadline.left_out, [read, *fastest], commit=subject.commit, **of
+        )
 
     with common.ProgressReport() as progress:
         model = common.open_model(arguments, progress)
@@ -89,25 +110,76 @@ def run(arguments: argparse.Namespace) -> int:
             subject = Subject(
                 arguments.model, model, device, limits, host_name(), checkout_commit()
             )
-            for name in names:
-                if time.monotonic() - began > arguments.minutes * 60:
-                    left_out.append(name)
-                    continue
-                plan = section(name, device.runtime.kind)
-                records += run_section(subject, plan, arguments.rounds, progress)
-                # What is measured is kept, whatever happens to the next section.
-                _write(arguments, text(markdown=True), records, limits)
-    print(text(markdown=False))
+            sections = {
+                name: begin(subject, name, wanted, arguments.rounds, progress, deadline)
+                for name in names
+            }
+            for name, parts in sections.items():
+                for part in parts if deadline.allows(name) else ():
+                    records += part
+                    # What is measured is kept and shown, whatever happens to the next part.
+                    _write(arguments, document(records, closing(), markdown=True), records, limits)
+                    for table in tables(part):
+                        print(table.terminal(), end="\n\n", flush=True)
+            _write(arguments, document(records, closing(), markdown=True), records, limits)
+            print("\n\n".join(closing()))
     return 0
+
+
+def begin(
+    subject: "Subject",
+    name: str,
+    wanted: "Wanted",
+    rounds: int,
+    progress: "Progress",
+    deadline: "Deadline",
+) -> "Iterator[list[Stored]]":
+    """A section, part by part. InputError where no row of it is wanted, before anything runs."""
+    from suites.benchmark.bench import run_section
+    from suites.benchmark.operations import run_ops
+    from suites.benchmark.plans import OPS, section
+
+    if name == OPS:
+        return (list(part) for part in run_ops(subject, rounds, progress, deadline, wanted))
+    plan = section(name, subject.device.runtime.kind, wanted)
+    return _with_kernels(subject, run_section(subject, plan, rounds, progress, deadline))
+
+
+def _with_kernels(subject: "Subject", parts: "Iterator[list[Speed]]") -> "Iterator[list[Stored]]":
+    """Each part, the first one with what the section's kernels take."""
+    shown = len(subject.kernels)
+    for part in parts:
+        found = subject.kernels[shown:]
+        shown += len(found)
+        yield [*found, *part]
+
+
+def wanted_from(arguments: argparse.Namespace) -> "Wanted":
+    """What the options leave. InputError for what is no list of numbers, or no path."""
+    from backend_hip.registry import PATHS
+    from suites.benchmark.plans import Wanted
+
+    lists: dict[str, tuple[int, ...]] = {}
+    for name in ("batches", "contexts", "prompts"):
+        text = getattr(arguments, name)
+        try:
+            lists[name] = tuple(map(int, text.split(","))) if text is not None else ()
+        except ValueError:
+            raise InputError(f"--{name} is {text}, expected numbers such as 1,8") from None
+    paths = tuple(arguments.paths.split(",")) if arguments.paths is not None else ()
+    if not set(paths) <= set(PATHS):
+        raise InputError(f"--paths is {arguments.paths}, expected some of {','.join(PATHS)}")
+    return Wanted(**lists, paths=paths)
 
 
 def _write(
     arguments: argparse.Namespace,
     markdown: str,
-    records: "list[Speed]",
+    records: "list[Stored]",
     limits: "MeasuredLimits",
 ) -> None:
     stored = {
+        "schema": "assay.bench",
         "schema_version": SCHEMA_VERSION,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "limits": limits.stored(),

@@ -104,6 +104,8 @@ FAKE(cuModuleLoadData, (void** module, const void* image), bytes(image, 4), make
 FAKE(cuModuleUnload, (void*), "", )
 FAKE(cuModuleGetFunction, (void** function, void*, const char* name), name, make(function))
 FAKE(cuFuncGetAttribute, (int* value, int attribute, void*), number(attribute), *value = 40)
+FAKE(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int* blocks, void*, int threads, size_t shared),
+     number(threads) + " " + number(shared), *blocks = 6)
 
 // The real NVRTC asks for it and takes no for an answer.
 extern "C" int cuGetExportTable(const void**, const void*) { return 500; }

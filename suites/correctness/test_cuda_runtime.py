@@ -124,6 +124,15 @@ def test_arguments_and_options_arrive_as_cuda_wants_them(fake: Path, tmp_path: P
     assert answer.calls.index("cuFuncLoad") < answer.calls.index("cuMemAlloc_v2 64")
 
 
+def test_what_a_kernel_takes_is_asked_of_the_driver(fake: Path, tmp_path: Path) -> None:
+    answer = run_child(fake, tmp_path, LAUNCH + "\nprint(kernel.use())")
+    assert answer.lines[-1] == (
+        "KernelUse(registers=40, local_nbytes=40, shared_nbytes=40, blocks_per_unit=6)"
+    )
+    assert answer.of("cuFuncGetAttribute") == ["4", "3", "1"]
+    assert answer.of("cuOccupancyMaxActiveBlocksPerMultiprocessor") == ["128 0"]
+
+
 def test_a_driver_that_names_no_parameters_launches_unchecked(tmp_path: Path) -> None:
     driver = build_fake(tmp_path, "-DWITHOUT_PARAMETERS")
     answer = run_child(driver, tmp_path, LAUNCH)

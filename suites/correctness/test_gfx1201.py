@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backend_hip.compile import flatten
+from backend_hip.compile import KernelSource, flatten
 from backend_hip.isa import variants_of
 from backend_hip.offline import OfflineClang
 from backend_hip.registry import REGISTRY, Key
@@ -20,6 +20,18 @@ EM_AMDGPU, MACH_GFX1201 = 224, 0x4E  # ELF header values, LLVM's AMDGPUUsage
 def test_compiles_for_gfx1201(key: Key, offline_clang: OfflineClang, tmp_path: Path) -> None:
     row = REGISTRY.find(*key)
     _, _, source = variants_of(row, waves=(WAVE,))[-1]
+    _require_compiles(source, offline_clang, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["bandwidth.hip", "matrix_rate.hip", "expand_kv.hip"])
+def test_what_no_engine_launches_compiles_too(
+    file: str, offline_clang: OfflineClang, tmp_path: Path
+) -> None:
+    source = KernelSource(file, (("SIMT_BLOCK", 256), ("SIMT_WAVE", WAVE)))
+    _require_compiles(source, offline_clang, tmp_path)
+
+
+def _require_compiles(source: KernelSource, offline_clang: OfflineClang, tmp_path: Path) -> None:
     text = tmp_path / source.file
     text.write_text(flatten(source.file))
     target = tmp_path / "kernel.co"

@@ -45,6 +45,17 @@ def test_compiles_for_sm90(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> N
     assert row.entry.encode() in cubin
 
 
+@pytest.mark.parametrize("file", ["bandwidth.hip", "matrix_rate.hip", "expand_kv.hip"])
+def test_what_no_engine_launches_compiles_too(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        found = nvidia.find_nvrtc(None)
+    except InputError as error:
+        pytest.skip(f"{error}")
+    monkeypatch.setenv(nvidia.NVRTC, str(found.path))
+    options = [*OPTIONS, "--offload-arch=cuda sm_90", "-DSIMT_BLOCK=256", "-DSIMT_WAVE=32"]
+    assert b"\x7fELF" in _compile(flatten(file), file, options)
+
+
 def _compile(text: str, name: str, options: list[str]) -> bytes:
     """The code object that libhiprtc makes; the runtime of this process is not touched."""
     hiprtc = library(build.CUDA, "libhiprtc.so")

@@ -14,14 +14,18 @@ from backend_hip import Device
 from backend_hip.registry import KV_TYPES, PATHS
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
+from reports import kernel_use, operations, speed
 from reports.__main__ import main as reports_main
 from reports.records import ReportError
-from reports.speed import Speed, read_rows, tables
+from reports.speed import Speed, read_rows, tables, thresholds
 from suites import cli
 from suites.benchmark.engine_runs import Runner, finite_values
 from suites.benchmark.interleave import Timed, in_turn
+from suites.benchmark.operations import ARGMAX, ATTENTION
 from suites.benchmark.peer import peer_decode, peer_prefill
-from suites.benchmark.plans import SECTIONS, SpeedRow, section
+from suites.benchmark.plans import SECTIONS, SpeedRow, Wanted, section
+from suites.benchmark.product_operations import PRODUCT
+from suites.benchmark.rest_operations import PROMPT, REST
 from suites.benchmark.row_proof import prove_decode, prove_prefill
 from suites.harness.compare import same_bits
 
@@ -113,7 +117,10 @@ def test_a_sequence_that_says_something_else_alone_is_refused(
     monkeypatch.setattr(runner, "step", lambda tokens: [3 for _ in tokens])
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, DECODE, [7])
-    other = replace(DECODE, path="matrix")
+    other = replace(DECODE, path="serial")
+    with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
+        prove_decode(runner, other, [7])  # kernels of kparallel ran
+    monkeypatch.setattr(runner, "step_routes", lambda tokens: {"matvec_batched Q4_K serial": 1})
     assert prove_decode(runner, other, [7]).note == "0 of 1 tokens as alone"
 
 
@@ -133,8 +140,9 @@ def test_batched_prefill_that_is_dead_code_is_refused(
     runner.engine.reset()
     per_token = runner.prefill("per-token", TOKENS)
     monkeypatch.setattr(runner.engine, "prefill_batched", runner.engine.prefill_per_token)
-    with pytest.raises(AssertionError, match="also ran"):
-        prove_prefill(runner, replace(BATCHED, path="serial"), TOKENS, per_token)
+    for path in ("kparallel", "serial"):
+        with pytest.raises(AssertionError, match=f"batched {path} ran as per-token prefill"):
+            prove_prefill(runner, replace(BATCHED, path=path), TOKENS, per_token)
 
 
 # --- timing and plans ---------------------------------------------------------------------------
@@ -176,6 +184,30 @@ def test_the_sweep_stands_around_the_thresholds() -> None:
         48,
         64,
     }
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_what_is_wanted_keeps_its_bases(name: str) -> None:
+    whole = section(name, "cuda")
+    wanted = Wanted(batches=(8,), contexts=(6900,), prompts=(105,), paths=("matrix",))
+    if name == "max-cols":
+        wanted = replace(wanted, paths=())
+    rows = section(name, "cuda", wanted).rows
+    assert 0 < len(rows) < len(whole.rows) or name == "wall"
+    assert {whole.base(row) for row in rows} <= set(rows)
+    assert {replace(row, path="kparallel") for row in rows} <= set(rows)
+    assert {row.context for row in rows} <= {6900, 105}
+    groups = section(name, "cuda").groups()
+    assert [row for group in groups for row in group] == list(whole.rows)
+    assert all(len({row.context for row in group}) == 1 for group in groups)
+
+
+def test_q8_0_has_its_control_in_the_same_group() -> None:
+    rows = section("kv", "cuda").rows
+    deep = [row for row in rows if (row.context, row.batch) == (6900, 8)]
+    kinds = {(row.path, row.kv_type_k, row.expanded) for row in deep}
+    for path in ("kparallel", "matrix"):
+        assert {(path, "f16", False), (path, "q8_0", False), (path, "q8_0", True)} <= kinds
 
 
 def test_the_peer_stands_beside_its_own_card_only() -> None:
@@ -221,6 +253,22 @@ def test_a_table_says_all_of_it() -> None:
     assert len(tables([ONE, replace(EIGHT, section="other")])) == 2
 
 
+def test_a_table_says_where_matrix_takes_over() -> None:
+    def row(path: str, batch: int, seconds: float) -> Speed:
+        return replace(EIGHT, path=path, batch=batch, seconds=(seconds,))
+
+    rows = [row("kparallel", batch, 0.1) for batch in (1, 2, 4, 8)]
+    rows += [row("matrix", batch, took) for batch, took in ((2, 0.2), (4, 0.05), (8, 0.04))]
+    (line,) = thresholds(rows)
+    assert line == (
+        "Context 2,048, KV f16: matrix is faster than kparallel from 4 sequences on (measured: "
+        "2, 4, 8)."
+    )
+    (line,) = thresholds([*rows[:4], row("matrix", 8, 0.2)])
+    assert "at no number of sequences measured (measured: 8)" in line
+    assert "16 x 16 x 16" in thresholds([replace(ONE, matrix_products=7)])[0]
+
+
 def test_runtimes_are_never_mixed() -> None:
     with pytest.raises(ReportError, match="mixes"):
         tables([ONE, replace(EIGHT, runtime="emulated")])
@@ -257,7 +305,17 @@ def test_the_command_writes_tables_and_records(
     stored = json.loads((tmp_path / "speed.json").read_text())
     assert stored == json.loads((tmp_path / "copy.json").read_text())
     expected = [row for name in SECTIONS for row in section(name, "cpu").rows]
-    assert len(read_rows(stored["rows"])) == len(expected)
+    of_kind = {
+        kind: [row for row in stored["rows"] if row["kind"] == kind]
+        for kind in (speed.KIND, kernel_use.KIND, operations.KIND)
+    }
+    assert len(read_rows(of_kind[speed.KIND])) == len(expected)
+    assert {row["max_cols"] for row in of_kind[kernel_use.KIND]} == {16, 40}
+    assert {row["op"] for row in of_kind[operations.KIND]} == {
+        *(PRODUCT, ATTENTION, ARGMAX, REST, PROMPT)
+    }
+    assert sum(map(len, of_kind.values())) == len(stored["rows"])
+    assert stored["schema"] == "assay.bench"
     assert stored["limits"]["read_bytes_per_s"] > 0
     assert (tmp_path / "speed.md").read_text().startswith("# Speed")
     assert reports_main([str(tmp_path / "speed.json")]) == 0
@@ -269,7 +327,7 @@ def test_what_there_was_no_time_for_is_said(
 ) -> None:
     ticks = iter(range(0, 10_000, 61))
     monkeypatch.setattr(
-        "suites.commands.bench.time", SimpleNamespace(monotonic=lambda: next(ticks))
+        "suites.benchmark.deadline.time", SimpleNamespace(monotonic=lambda: next(ticks))
     )
     arguments = ["bench", MODEL, "--device", "cpu", "--rounds", "1", "--minutes", "1.5"]
     assert cli.main([*arguments, "--sections", "wall,kv"]) == 0
@@ -285,6 +343,9 @@ def test_what_there_was_no_time_for_is_said(
         (("--minutes", "0"), "must be above 0"),
         (("--minutes", "nan"), "must be above 0"),
         (("--out", "no/where"), "a folder that exists"),
+        (("--batches", "1,two"), "--batches is 1,two, expected numbers"),
+        (("--paths", "quick"), "--paths is quick, expected some of kparallel"),
+        (("--sections", "kv", "--contexts", "18"), "contexts or prompts of 17"),
     ],
 )
 def test_the_command_refuses(

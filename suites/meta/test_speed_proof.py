@@ -49,7 +49,7 @@ def test_batched_prefill_that_is_dead_code_is_not_timed(
 
 
 def test_another_path_than_the_case_names_is_not_timed(engine: Engine) -> None:
-    with pytest.raises(AssertionError, match="serial also ran matvec_batched"):
+    with pytest.raises(AssertionError, match="serial ran matvec_batched"):
         prove(engine, replace(CASE, path="serial"), reference_of(engine.model, CASE))
 
 
@@ -94,12 +94,12 @@ def test_a_timed_round_must_give_what_was_proved(engine: Engine, name: str) -> N
 def test_route_needs_every_layer_of_every_flow(engine: Engine) -> None:
     result = run(engine, "batched", CASE.tokens(engine.model.spec.vocab_size))
     layers = engine.model.spec.layer_count
-    require_route(result, "kparallel", layers)
+    require_route(result, "batched", "kparallel", layers)
     few = {"matvec_batched Q4_K kparallel": result.chunks * layers - 1}
     with pytest.raises(AssertionError, match="expected at least"):
-        require_route(replace(result, routes=few), "kparallel", layers)
+        require_route(replace(result, routes=few), "batched", "kparallel", layers)
     with pytest.raises(AssertionError):
-        require_route(replace(result, routes={}), "kparallel", layers)
+        require_route(replace(result, routes={}), "batched", "kparallel", layers)
 
 
 def test_a_row_without_verdict_leaves_no_figure() -> None:

@@ -145,3 +145,14 @@ ASSAY_API hipError_t hipFuncGetAttribute(int* value, int attribute, hipFunction_
   *value = attribute == 0 ? static_cast<int>(function->kernel->block) : 0;
   return finish(attribute >= 0 && attribute < 16 ? hipSuccess : hipErrorInvalidValue);
 }
+
+// There is no multiprocessor whose registers a block takes: 0.
+ASSAY_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, hipFunction_t handle, int threads,
+                                                                        size_t) {
+  ASSAY_CHECK_DEVICE();
+  if (blocks == nullptr || threads <= 0) return finish(hipErrorInvalidValue);
+  std::shared_ptr<Module> module;
+  if (find_function(handle, module) == nullptr) return finish(hipErrorInvalidHandle);
+  *blocks = 0;
+  return finish(hipSuccess);
+}

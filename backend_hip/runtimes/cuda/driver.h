@@ -59,6 +59,8 @@ using CUcontext = CUctx_st*;
   X(cuModuleUnload, "cuModuleUnload", (hipModule_t module))                                           \
   X(cuModuleGetFunction, "cuModuleGetFunction", (hipFunction_t* function, hipModule_t module, const char* name)) \
   X(cuFuncGetAttribute, "cuFuncGetAttribute", (int* value, int attribute, hipFunction_t function))    \
+  X(cuOccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor", \
+    (int* blocks, hipFunction_t function, int threads, size_t shared_nbytes))                         \
   X(cuLaunchKernel, "cuLaunchKernel", (hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
                                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_nbytes, \
                                        hipStream_t stream, void** parameters, void** extra))

@@ -116,6 +116,15 @@ ASSAY_API hipError_t hipFuncGetAttribute(int* value, int attribute, hipFunction_
   return ASSAY_CALL(cuFuncGetAttribute, value, attribute, function);
 }
 
+// Blocks of so many threads that one multiprocessor holds at a time.
+ASSAY_API hipError_t hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, hipFunction_t function,
+                                                                        int threads, size_t shared_nbytes) {
+  ASSAY_ENTER();
+  if (blocks == nullptr) return finish(hipErrorInvalidValue);
+  if (function == nullptr) return finish(hipErrorInvalidHandle);
+  return ASSAY_CALL(cuOccupancyMaxActiveBlocksPerMultiprocessor, blocks, function, threads, shared_nbytes);
+}
+
 ASSAY_API hipError_t hipModuleLaunchKernel(hipFunction_t function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                            unsigned block_x, unsigned block_y, unsigned block_z,
                                            unsigned shared_nbytes, hipStream_t stream, void** parameters,
