@@ -8,18 +8,22 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backend_hip import matrix
+from backend_hip import matrix, packed
 from backend_hip.dispatch import route_name
-from backend_hip.registry import runs_packed
+from backend_hip.fused_batch import product_keys, why_not_fused_batch
+from backend_hip.half_columns import SUPERBLOCK, padded
+from backend_hip.registry import PACKED_TILE, runs_packed
 from reference.model import Model
 
 SIDE = 16  # a fragment is SIDE x SIDE x SIDE
+# Of a packed superblock: one for each 16 elements, which Q6_K multiplies in two parts, and minima.
+_OF_SUPERBLOCK = {"Q4_K": 17, "Q5_K": 17, "Q6_K": 34}
 
 
 @dataclass(frozen=True)
 class MatrixWork:
-    """`products`: of 16 x 16 x 16 fragments, padding of rows, columns and K included; what packed
-    formats multiply beside them for their minima is not. `launches` by registry row."""
+    """`products`: of 16 x 16 x 16 fragments, padding of rows, columns and K included. `launches` by
+    registry row."""
 
     products: int
     launches: Mapping[str, int]
@@ -37,15 +41,21 @@ def step_work(model: Model, columns: int) -> MatrixWork:
             tensors.append((gate.format.name, 1, gate.shape[-1]))
     products, launches = 0, Counter[str]()
     for form, rows, inner in tensors:
-        tile = matrix.choose_tile(rows, columns)
-        packed = runs_packed(form, tile)
-        height = tile
-        if tile in matrix.NARROW:
-            height = matrix.PACKED_ROWS if packed else matrix.NARROW_ROWS
-        length = inner if packed else matrix.padded(inner)
+        if runs_packed(form, columns):
+            tiles = -(-rows // SIDE) * -(-columns // PACKED_TILE)
+            products += tiles * inner // SUPERBLOCK * _OF_SUPERBLOCK[form]
+            launches[route_name(packed.product_key([form]))] += 1
+            continue
+        tile = matrix.choose_tile(form, rows, columns)
+        height = matrix.HEIGHTS[tile]
         blocks = -(-rows // height) * -(-columns // tile)
-        products += blocks * height * tile * length // SIDE**3
+        products += blocks * height * tile * padded(inner) // SIDE**3
         launches[route_name(("matvec_batched", f"{form}/{tile}", "matrix"))] += 1
+    if not why_not_fused_batch(model.spec, model.weights):
+        head = model.weights.lm_head.format.name
+        if runs_packed(head, columns):
+            keys = [*product_keys(model.weights), packed.product_key([head])]
+            launches = Counter(route_name(key) for key in keys)
     return MatrixWork(products, launches)
 
 
@@ -55,7 +65,7 @@ def executed_products(model: Model, columns: int, routes: Mapping[str, int]) -> 
     ran = {
         name: count
         for name, count in routes.items()
-        if name.startswith("matvec_batched ") and name.endswith(" matrix")
+        if name.startswith(("matvec_batched ", "products_packed ")) and name.endswith(" matrix")
     }
     if not ran:
         return None

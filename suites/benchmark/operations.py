@@ -101,7 +101,7 @@ def _attention(subject: Subject, runner: Runner, batch: int, context: int, kind:
         engine._step.queue_copy(batch)
 
     def queue() -> None:
-        flow = engine._decode_flow(batch)
+        flow = engine._decode_flow(batch, context)
         if isinstance(runner, ExpandingRunner):
             runner.queue_expansion(batch, context)
         for layer in layers:
