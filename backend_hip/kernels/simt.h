@@ -97,6 +97,9 @@ struct Pair {  // 8 bytes
 #else
 #error "simt.h: unknown platform; known: HIP clang, NVRTC, the CPU runtime (SIMT_CPU)"
 #endif
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include "simt_words.h"
+#endif
 
 #define SIMT_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__) || defined(__CUDACC_RTC__) || defined(__CUDACC__)
