@@ -20,7 +20,7 @@ from reference.model import Model, load_model
 from reference.model.quant import FORMATS
 from reference.quantise import quantise
 from suites.correctness.checks import checked, formats_in_ci
-from suites.correctness.lab import Lab
+from suites.correctness.lab import Lab, normal
 
 SEEDS = (0, 5, 11)
 TOKENS = (3, 1, 4, 1, 5, 9, 2)
@@ -134,7 +134,7 @@ def test_every_row_of_the_registry_has_a_case() -> None:
 
 
 def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
-    values = np.random.default_rng([rows, columns]).standard_normal((rows, columns))
+    values = np.random.default_rng([rows, columns]).standardnormal((rows, columns))
     return lab.buffer(quantise(FORMATS[form], values.astype(np.float32)))
 
 
@@ -142,7 +142,7 @@ def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
 def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None:
     op, form, _ = key
     rows, columns, count, tokens = 9, 256, 3, 4
-    x = np.random.default_rng(7).standard_normal((tokens, columns)).astype(np.float32)
+    x = np.random.default_rng(7).standardnormal((tokens, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow([key], {"MAX_COLS": 4}, tokens=range(tokens))
         given, y = lab.buffer(x), lab.output(tokens, columns if op == "embed" else rows)
@@ -172,27 +172,23 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
             set_checking(Checking())
 
 
-def _normal(seed: int, *shape: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
 def _arguments(lab: Lab, key: Key, step: Buffer) -> tuple[tuple[int, int], tuple[Any, ...], Buffer]:
     """Grid, arguments and result of a launch of one of OTHERS."""
     op, variant, _ = key
     columns, rows, kv_rows, count = 256, 6, 2, 3
-    x = lab.buffer(_normal(1, count, columns))
-    norm = lab.buffer(_normal(2, columns))
-    y = lab.buffer(_normal(3, count, columns))
+    x = lab.buffer(normal(1, count, columns))
+    norm = lab.buffer(normal(2, columns))
+    y = lab.buffer(normal(3, count, columns))
     if op == "norm_rope":
-        tables = [lab.buffer(_normal(seed, 1, columns // 2)) for seed in (4, 5)]
-        other = lab.buffer(_normal(6, columns))
+        tables = [lab.buffer(normal(seed, 1, columns // 2)) for seed in (4, 5)]
+        other = lab.buffer(normal(6, columns))
         heads = (1, columns, columns // 2, 1e-6)
         return (2, 1), (y, other, norm, norm, *tables, step, *heads), y
     names = variant.split(",")[-2:]
     weights = [_weight(lab, name, rows, columns) for name in names if name in FORMATS]
     if op == "norm_qkv":
         k, v = (_weight(lab, name, kv_rows, columns) for name in names)
-        others = [lab.buffer(_normal(7, kv_rows)) for _ in range(2)]
+        others = [lab.buffer(normal(7, kv_rows)) for _ in range(2)]
         sizes = (rows, kv_rows, columns, 1e-6)
         return (2, 1), (x, norm, weights[0], k, v, y, *others, *sizes), y
     if op == "norm_gate_up":
@@ -226,7 +222,7 @@ def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
     rows, columns, tile = 9, 256, int(shape)
     packed = runs_packed(form, tile)
     count = tile if packed else tile + 1
-    x = np.random.default_rng(tile).standard_normal((count, columns)).astype(np.float32)
+    x = np.random.default_rng(tile).standardnormal((count, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow(
             [("to_packed" if packed else "to_half", "", "any"), key],
