@@ -19,8 +19,9 @@ from fixtures.registry import resolve_model
 from reference.model import Model, load_model
 from reference.model.quant import FORMATS
 from reference.quantise import quantise
-from suites.correctness.checks import checked, formats_in_ci
+from suites.correctness.checks import checked
 from suites.correctness.lab import Lab, normal
+from suites.correctness.tiers import formats_in_ci
 
 SEEDS = (0, 5, 11)
 TOKENS = (3, 1, 4, 1, 5, 9, 2)

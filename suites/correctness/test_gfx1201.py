@@ -11,7 +11,7 @@ from backend_hip.isa import variants_of
 from backend_hip.offline import OfflineClang
 from backend_hip.registry import REGISTRY, Key
 from backend_hip.wave import WAVE
-from suites.correctness.checks import formats_in_ci
+from suites.correctness.tiers import formats_in_ci
 
 EM_AMDGPU, MACH_GFX1201 = 224, 0x4E  # ELF header values, LLVM's AMDGPUUsage
 
