@@ -18,6 +18,13 @@ from backend_hip.runtimes.checking import Checking, recover, set_checking
 from backend_hip.tuning import shape_of
 from reference.model.errors import DeviceError
 from suites.correctness.checks import barriers_in, checked, finding, without_barrier
+from suites.correctness.fused import (
+    FusedLaunch,
+    norm_gate_up,
+    norm_qkv,
+    norm_rope,
+    product,
+)
 from suites.correctness.lab import Lab, normal
 
 SEEDS = range(20)
@@ -112,61 +119,33 @@ STAGE = shape_of("x86_64", "matvec")["STAGE"]
 FITS, EXCEEDS = 256, STAGE + 300
 
 
-def _matvec(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows = 19
-        weights, x = lab.buffer(normal(1, rows, columns)), lab.buffer(normal(2, columns))
-        y = lab.buffer(normal(3, rows))
-        return _launch(lab, ("matvec", "F32", "kparallel"), (2, 1), weights, x, y, rows, columns)
+def _fused(launch: FusedLaunch, lab: Lab) -> Launch:
+    return _launch(lab, launch.key, launch.grid, *launch.arguments)
 
-    return setup
+
+def _matvec(columns: int) -> Setup:
+    key = ("matvec", "F32", "kparallel")
+    return lambda lab: _fused(product(lab, key, 19, columns), lab)
 
 
 def _matvec_few(lab: Lab) -> Launch:
     """Three columns, two of which are staged at a time."""
-    rows, columns, count = 19, 300, 3
-    weights, x = lab.buffer(normal(1, rows, columns)), lab.buffer(normal(2, count, columns))
-    y = lab.buffer(normal(3, count, rows))
-    key = ("matvec_few", "F32@4", "kparallel")
-    return _launch(lab, key, (2, 1), weights, x, y, rows, columns, count)
+    return _fused(product(lab, ("matvec_few", "F32@4", "kparallel"), 19, 300, 3), lab)
 
 
 def _norm_qkv(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows, kv_rows = 10, 4
-        x, norm = (lab.buffer(normal(seed, columns)) for seed in (1, 2))
-        q, k, v = (lab.buffer(normal(n, n, columns)) for n in (rows, kv_rows, kv_rows))
-        outputs = [lab.buffer(normal(n, n)) for n in (rows, kv_rows, kv_rows)]
-        key = ("norm_qkv", "F32,F32", "kparallel")
-        sizes = (rows, kv_rows, columns, 1e-6)
-        return _launch(lab, key, (2, 1), x, norm, q, k, v, *outputs, *sizes)
-
-    return setup
+    key = ("norm_qkv", "F32,F32", "kparallel")
+    return lambda lab: _fused(norm_qkv(lab, key, 10, 4, columns), lab)
 
 
 def _norm_gate_up(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows = 11
-        x, norm = (lab.buffer(normal(seed, columns)) for seed in (1, 2))
-        gate, up = (lab.buffer(normal(seed, rows, columns)) for seed in (3, 4))
-        inner = lab.buffer(normal(5, rows))
-        key = ("norm_gate_up", "silu,F32", "kparallel")
-        return _launch(lab, key, (2, 1), x, norm, gate, up, inner, rows, columns, 1e-6)
-
-    return setup
+    key = ("norm_gate_up", "silu,F32", "kparallel")
+    return lambda lab: _fused(norm_gate_up(lab, key, 11, columns), lab)
 
 
 def _norm_rope(lab: Lab) -> Launch:
-    heads, size = (
-        3,
-        192,
-    )  # half a head is no multiple of the block: a pair's values are two threads'
-    q, k = (lab.buffer(normal(seed, heads, size)) for seed in (1, 2))
-    norms = [lab.buffer(normal(seed, size)) for seed in (3, 4)]
-    tables = [lab.buffer(normal(seed, 1, size // 2)) for seed in (5, 6)]
-    key = ("norm_rope", "neox,normed", "any")
-    arguments = (q, k, *norms, *tables, "step", heads, size, size // 2, 1e-6)
-    return _launch(lab, key, (2 * heads, 1), *arguments)
+    """Half a head is no multiple of the block: a pair's values are two threads'."""
+    return _fused(norm_rope(lab, ("norm_rope", "neox,normed", "any"), 3, 192), lab)
 
 
 def _peaked(columns: int) -> NDArray[np.float32]:
