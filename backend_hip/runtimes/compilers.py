@@ -20,8 +20,8 @@ MINIMUM_GCC = 11  # the first with the C++20 that the runtime uses
 _ARITHMETIC = ("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
 _COMMON = ("-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-march=native")
 _LIBRARY = ("-O3", "-pthread")
-# -O2: g++ takes half as long as with -O3 for the matrix unit's kernels. One of them, matvec_packed.hip,
-# runs 1.7 times as long, others as long or shorter.
+# -O2: g++ takes half as long as with -O3 for the matrix unit's kernels. One of them,
+# matvec_packed.hip, runs 1.7 times as long, others as long or shorter.
 _KERNEL = ("-O2", "-fno-exceptions", "-fno-rtti", "-x", "c++", "-DSIMT_CPU=1")
 
 

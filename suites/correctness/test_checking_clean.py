@@ -142,7 +142,7 @@ def test_every_row_of_the_registry_has_a_case() -> None:
 
 
 def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
-    values = np.random.default_rng([rows, columns]).standardnormal((rows, columns))
+    values = np.random.default_rng([rows, columns]).standard_normal((rows, columns))
     return lab.buffer(quantise(FORMATS[form], values.astype(np.float32)))
 
 
@@ -150,7 +150,7 @@ def _weight(lab: Lab, form: str, rows: int, columns: int) -> Buffer:
 def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None:
     op, form, _ = key
     rows, columns, count, tokens = 9, 256, 3, 4
-    x = np.random.default_rng(7).standardnormal((tokens, columns)).astype(np.float32)
+    x = np.random.default_rng(7).standard_normal((tokens, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow([key], {"MAX_COLS": 4}, tokens=range(tokens))
         given, y = lab.buffer(x), lab.output(tokens, columns if op == "embed" else rows)
@@ -219,7 +219,7 @@ def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
     rows, columns, tile = 9, 256, int(shape)
     packed = runs_packed(form, tile)
     count = tile if packed else tile + 1
-    x = np.random.default_rng(tile).standardnormal((count, columns)).astype(np.float32)
+    x = np.random.default_rng(tile).standard_normal((count, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
         flow = lab.flow(
             [("to_packed" if packed else "to_half", "", "any"), key],
