@@ -5,31 +5,26 @@
 
 constexpr int SHARE = 8;
 
-// 16 bytes that are loaded and stored at once.
-struct alignas(16) Piece {
-    uint32_t word[4];
-};
-
 SIMT_DEVICE int64_t first_piece() {
     return static_cast<int64_t>(simt::block_x()) * SIMT_BLOCK * SHARE + simt::thread();
 }
 
 // target = source.
-SIMT_KERNEL(copy_pieces, const Piece* source, Piece* target) {
+SIMT_KERNEL(copy_pieces, const simt::Quad* source, simt::Quad* target) {
     const int64_t first = first_piece();
-    Piece held[SHARE];
+    simt::Quad held[SHARE];
     SIMT_UNROLL
-    for (int i = 0; i < SHARE; ++i) held[i] = source[first + i * SIMT_BLOCK];
+    for (int i = 0; i < SHARE; ++i) held[i] = simt::load16(source + first + i * SIMT_BLOCK);
     SIMT_UNROLL
-    for (int i = 0; i < SHARE; ++i) target[first + i * SIMT_BLOCK] = held[i];
+    for (int i = 0; i < SHARE; ++i) simt::store16(target + first + i * SIMT_BLOCK, held[i]);
 }
 
 // sums[thread of the grid] = exclusive or of all words that the thread read, so that no read is dropped.
-SIMT_KERNEL(read_pieces, const Piece* source, uint32_t* sums) {
+SIMT_KERNEL(read_pieces, const simt::Quad* source, uint32_t* sums) {
     const int64_t first = first_piece();
-    Piece held[SHARE];
+    simt::Quad held[SHARE];
     SIMT_UNROLL
-    for (int i = 0; i < SHARE; ++i) held[i] = source[first + i * SIMT_BLOCK];
+    for (int i = 0; i < SHARE; ++i) held[i] = simt::load16(source + first + i * SIMT_BLOCK);
     uint32_t sum = 0;
     SIMT_UNROLL
     for (int i = 0; i < SHARE; ++i) {

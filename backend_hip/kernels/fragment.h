@@ -26,6 +26,9 @@
 #pragma once
 #include "simt.h"
 
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include "fragment_gfx12.h"  // here, because a header comes once in a flattened source
+#endif
 #if defined(SIMT_CPU)
 #include "fragment_cpu.h"
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)

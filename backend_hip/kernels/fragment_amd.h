@@ -16,14 +16,10 @@ struct Lines { Half8 v; };
 struct Rows : Lines {};
 struct Columns : Lines {};
 
-constexpr int SUMS = 8;
 struct Sums {
   Float8 v;
   SIMT_DEVICE float value(int i) const { return v[i]; }
 };
-
-SIMT_DEVICE int row(int i) { return (simt::lane() / 16) * 8 + i; }
-SIMT_DEVICE int column(int) { return simt::lane() % 16; }
 
 SIMT_DEVICE void load(Lines& to, const uint16_t* lines, int stride) {
   to.v = *reinterpret_cast<const Half8*>(lines + (simt::lane() % 16) * stride + (simt::lane() / 16) * 8);
@@ -37,16 +33,6 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
   d.v = __builtin_amdgcn_wmma_f32_16x16x16_f16_w32_gfx12(a.v, b.v, d.v);
 }
 
-constexpr int PARTS = 2;
-constexpr int LINES = 1;
-constexpr int WORDS = 8 / PARTS;
-struct Own { uint32_t word[LINES][WORDS]; };
-
-SIMT_DEVICE int part() { return simt::lane() / 16; }
-SIMT_DEVICE int line(int) { return simt::lane() % 16; }
-SIMT_DEVICE int own_line(int) { return 0; }
-SIMT_DEVICE int own_column(int i) { return row(i); }
-
 // Rows stand where B does, so that a lane's sums belong to the row that it holds.
 struct Unit {
   SIMT_DEVICE void multiply_add(float (&d)[SUMS], const Own& rows, const Own& columns) {
@@ -59,9 +45,5 @@ struct Unit {
     for (int i = 0; i < SUMS; ++i) d[i] = v[i];
   }
 };
-
-SIMT_DEVICE uint32_t halves(float low, float high) {
-  return simt::float_to_half(low) | (static_cast<uint32_t>(simt::float_to_half(high)) << 16);
-}
 
 }  // namespace fragment

@@ -8,14 +8,10 @@ namespace fragment {
 struct Rows { float v[16][8]; };  // by k: the eight rows that this lane's results need
 struct Columns { float v[16]; };
 
-constexpr int SUMS = 8;
 struct Sums {
   float v[SUMS];
   SIMT_DEVICE float value(int i) const { return v[i]; }
 };
-
-SIMT_DEVICE int row(int i) { return (simt::lane() / 16) * 8 + i; }
-SIMT_DEVICE int column(int) { return simt::lane() % 16; }
 
 SIMT_DEVICE void load(Rows& to, const uint16_t* lines, int stride) {
   for (int i = 0; i < 8; ++i) {
@@ -46,16 +42,6 @@ SIMT_DEVICE void multiply_add(Sums& d, const Rows& a, const Columns& b) {
     for (int i = 0; i < SUMS; ++i) d.v[i] = simt::fma(a.v[k][i], b.v[k], d.v[i]);
 }
 
-constexpr int PARTS = 2;
-constexpr int LINES = 1;
-constexpr int WORDS = 8 / PARTS;
-struct Own { uint32_t word[LINES][WORDS]; };
-
-SIMT_DEVICE int part() { return simt::lane() / 16; }
-SIMT_DEVICE int line(int) { return simt::lane() % 16; }
-SIMT_DEVICE int own_line(int) { return 0; }
-SIMT_DEVICE int own_column(int i) { return row(i); }
-
 // The lanes of a wave show each other their operands in two turns: a turn's memory is written again only
 // after every lane has passed the other turn's meeting, so one meeting a product is enough.
 struct Unit {
@@ -81,9 +67,5 @@ struct Unit {
     turn ^= 1;
   }
 };
-
-SIMT_DEVICE uint32_t halves(float low, float high) {
-  return simt::float_to_half(low) | (static_cast<uint32_t>(simt::float_to_half(high)) << 16);
-}
 
 }  // namespace fragment

@@ -14,19 +14,13 @@ SIMT_DEVICE const formats::Block* expert_row(const uint8_t* weights, int expert,
            (static_cast<int64_t>(expert) * rows + row) * blocks;
 }
 
-struct Gathered {
-    const float* x;
+// Column c is the row of x that pair slots[c] reads.
+struct Gathered : dot::Consecutive {
     const int32_t* slots;
-    int columns;
     int share;
     template <class F>
-    SIMT_DEVICE int at(int part, int r) const {
-        return F::run_start(static_cast<uint32_t>(part), r);
-    }
-    template <class F>
     SIMT_DEVICE void read(int c, int group, int at, int i, float (&values)[4]) const {
-        const float* column = x + static_cast<int64_t>(slots[c] / share) * columns;
-        dot::four<F>(column, group * F::UNITS * F::UNIT + at + i, columns, values);
+        dot::Consecutive::read<F>(slots[c] / share, group, at, i, values);
     }
 };
 
@@ -53,7 +47,7 @@ SIMT_KERNEL(matvec_experts, const uint8_t* weights, const float* x, float* y,
     const int end = offsets[expert + 1];
     for (int begin = offsets[expert]; begin < end; begin += MAX_COLS) {
         const int count = simt::min(MAX_COLS, end - begin);
-        const Gathered column{x, slots + begin, columns, share};
+        const Gathered column{{x, columns}, slots + begin, share};
         float sums[1][MAX_COLS];
         dot::wave_row(expert_row(weights, expert, row, rows, columns), column, columns, count,
                       sums);

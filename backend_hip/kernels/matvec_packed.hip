@@ -29,12 +29,12 @@ struct Share {
     int first, count;            // superblocks of K
 };
 
-// Asks for up to `most` superblocks of activations, from the share's `from` on.
+// Asks for up to STAGED superblocks of activations, from the share's `from` on.
 template <int TYPE>
-SIMT_DEVICE void stage(uint8_t* memory, const Share& share, int from, int most) {
+SIMT_DEVICE void stage(uint8_t* memory, const Share& share, int from) {
     const int group = simt::thread() / COLUMNS;
     if (place(group, simt::thread() % COLUMNS) >= share.columns) return;
-    const int end = simt::min(share.count - from, most);
+    const int end = simt::min(share.count - from, STAGED);
     for (int n = 0; n < end; ++n) {
         const uint8_t* block = share.activations + static_cast<int64_t>(from + n) * BYTES;
         SIMT_UNROLL
@@ -65,20 +65,17 @@ SIMT_DEVICE void multiply(fragment::Unit& unit, uint8_t* memory, const uint8_t* 
     // Two steps with names of their own: a register that is being loaded can't be moved without waiting.
     Step<TYPE> even, odd;
     if (has_rows) even.fetch(lines, 0, 0);
-    // What fits into both buffers is staged at once, and waves don't meet again.
-    const bool fits = share.count <= 2 * STAGED;
-    stage<TYPE>(memory, share, 0, fits ? 2 * STAGED : STAGED);
+    stage<TYPE>(memory, share, 0);
     const auto enter = [&](int step) {
-        if (step % PER_STAGE || (fits && step)) return;
+        if (step % PER_STAGE) return;
         simt::copies_done();
         simt::sync();  // and every wave has left the other buffer
         const int next = step / PER_BLOCK + STAGED;
-        if (!fits && next < share.count)
-            stage<TYPE>(memory + next / STAGED % 2 * STAGED * BYTES, share, next, STAGED);
+        if (next < share.count)
+            stage<TYPE>(memory + next / STAGED % 2 * STAGED * BYTES, share, next);
     };
     const auto columns_of = [&](int step) {
-        return Columns(memory + step / PER_BLOCK % (2 * STAGED) * BYTES, Step<TYPE>::first_group(),
-                       share.columns);
+        return Columns(memory + step / PER_BLOCK % (2 * STAGED) * BYTES, Step<TYPE>::first_group());
     };
     for (int step = 0; step < steps; step += 2) {
         constexpr int SECOND = PER_BLOCK - 1;  // the odd step's place in its superblock

@@ -42,10 +42,8 @@ struct Lines {
 struct Columns {
     // This lane's first group of 8 k, for groups that turn places and those that don't (packed.h).
     const uint8_t* at[LINES][2];
-    int lines;  // of which a column is there; the others' products are of no use
 
-    SIMT_DEVICE Columns(const uint8_t* memory, int first_group, int columns)
-        : lines((columns + COLUMNS / LINES - 1) / (COLUMNS / LINES)) {
+    SIMT_DEVICE Columns(const uint8_t* memory, int first_group) {
         SIMT_UNROLL
         for (int line = 0; line < LINES; ++line) {
             const int straight = place(first_group, fragment::line(line));
@@ -63,8 +61,7 @@ struct Columns {
         for (int line = 0; line < LINES; ++line) {
             SIMT_UNROLL
             for (int i = 0; i < 2; ++i)
-                if (line < lines) to[line][i] = simt::load16(of(line, group) + i * GROUP_BYTES);
-                else to[line][i] = Quad{{0, 0, 0, 0}};
+                to[line][i] = simt::load16(of(line, group) + i * GROUP_BYTES);
         }
     }
     // Sums in the lane's slots first_group() + `slot`, + step, ...: hi, lo, hi, lo. `odd`: one slot on.
@@ -78,6 +75,13 @@ struct Columns {
                 to.word[line][n] = both.word[0];
                 to.word[line][n + 1] = both.word[1];
             }
+        }
+    }
+    SIMT_DEVICE void move(int nbytes) {
+        SIMT_UNROLL
+        for (int line = 0; line < LINES; ++line) {
+            at[line][0] += nbytes;
+            at[line][1] += nbytes;
         }
     }
 };

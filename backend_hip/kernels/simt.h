@@ -97,12 +97,15 @@ struct Pair {  // 8 bytes
 #else
 #error "simt.h: unknown platform; known: HIP clang, NVRTC, the CPU runtime (SIMT_CPU)"
 #endif
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include "simt_words.h"
+#endif
 
 #define SIMT_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__) || defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #define SIMT_UNROLL SIMT_PRAGMA(unroll)
-#else
-#define SIMT_UNROLL SIMT_PRAGMA(GCC unroll 64)
+#else  // the CPU: unrolled in full, loops over MAX_COLS run no faster and take g++ four times as long
+#define SIMT_UNROLL SIMT_PRAGMA(GCC unroll 8)
 #endif
 
 namespace simt {

@@ -55,33 +55,10 @@ SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
                                                                __builtin_bit_cast(Half2, b),
                                                                __builtin_bit_cast(Half2, c)));
 }
-SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
-  return (word & mask) | bits;
-}
-SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
-  return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
-}
 SIMT_DEVICE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   return __builtin_amdgcn_perm(high, low, selector);
 }
 
-template <int ALIGNMENT, class T>
-SIMT_DEVICE T load_as(const void* p) {
-  T v;
-  __builtin_memcpy(&v, __builtin_assume_aligned(p, ALIGNMENT), sizeof v);
-  return v;
-}
-SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
-SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
-SIMT_DEVICE void store16(void* p, const Quad& v) {
-  __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
-}
-SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
-SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
-template <int BITS>
-SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
-  return static_cast<float>(static_cast<int32_t>(word >> shift & ((1u << BITS) - 1u)));
-}
 SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
   // Bytes become floats without a sign in one instruction each; 128 less is exact.
   for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int32_t>((word ^ 0x80808080u) >> (8 * i) & 255u)) - 128.0f;

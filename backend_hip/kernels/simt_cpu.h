@@ -134,24 +134,6 @@ SIMT_DEVICE float from_bits(uint32_t v) { return __builtin_bit_cast(float, v); }
 SIMT_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 SIMT_DEVICE float sqrt(float v) { return __builtin_sqrtf(v); }
 
-template <int ALIGNMENT, class T>
-SIMT_DEVICE T load_as(const void* p) {
-  T v;
-  __builtin_memcpy(&v, __builtin_assume_aligned(p, ALIGNMENT), sizeof v);
-  return v;
-}
-SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
-SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
-SIMT_DEVICE void store16(void* p, const Quad& v) {
-  __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
-}
-SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }
-SIMT_DEVICE uint32_t load4(const void* p) { return load_as<4, uint32_t>(p); }
-template <int BITS>
-SIMT_DEVICE float field_to_float(uint32_t word, int shift) {
-  return static_cast<float>(static_cast<int32_t>(word >> shift & ((1u << BITS) - 1u)));
-}
-
 #if defined(SIMT_CPU_PORTABLE_HALF)
 #define SIMT_CPU_HALF_BY_ARITHMETIC
 #elif defined(__aarch64__) || (defined(__F16C__) && defined(__clang__))
@@ -217,12 +199,6 @@ SIMT_DEVICE uint16_t fma1(uint32_t a, uint32_t b, uint32_t c) {
 }
 SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return fma1(a, b, c) | static_cast<uint32_t>(fma1(a >> 16, b >> 16, c >> 16)) << 16;
-}
-SIMT_DEVICE uint32_t masked_or(uint32_t word, uint32_t mask, uint32_t bits) {
-  return (word & mask) | bits;
-}
-SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
-  return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
 }
 SIMT_DEVICE uint32_t permute(uint32_t low, uint32_t high, uint32_t selector) {
   const uint64_t both = low | static_cast<uint64_t>(high) << 32;

@@ -1,18 +1,15 @@
 """Plants and set-up for the tests of the CPU runtime's checks."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import pytest
 
 from backend_hip import compile as compiling
 from backend_hip.device import Device
-from backend_hip.registry import Key
 from backend_hip.runtimes.checking import Checking, checking_of, recover, set_checking
 from reference.model.errors import DeviceError
-from reference.model.quant import FORMATS
 from suites.meta.engine_faults import change_source
 
 _BARRIER = re.compile(r"^(\s+)simt::(?:wave_)?sync\(\);", re.MULTILINE)
@@ -44,23 +41,6 @@ def finding(*words: str) -> Iterator[None]:
     recover()
     for word in words:
         assert word in str(caught.value)
-
-
-def formats_in_ci(keys: Iterable[Key]) -> list[Any]:
-    """Parameters: kernels with other formats than these run in the full tier, for their number."""
-    kept = {"F32", "Q4_K", "Q6_K"}
-    return [
-        pytest.param(
-            key,
-            id=" ".join(filter(None, key)),
-            marks=[pytest.mark.full] if _formats_of(key) - kept else [],
-        )
-        for key in keys
-    ]
-
-
-def _formats_of(key: Key) -> set[str]:
-    return set(re.split("[,/@]", key[1])) & set(FORMATS)
 
 
 def barriers_in(file: str) -> int:

@@ -20,6 +20,11 @@ from reference.quantise import quantise
 GUARD = 64  # poisoned elements after each output, which must still be poison afterwards
 
 
+def normal(seed: int, *shape: int) -> NDArray[np.float32]:
+    """Standard normal values that `seed` decides."""
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 class Lab:
     """Owns what one test allocates; use as a context manager."""
 

@@ -17,9 +17,16 @@ from backend_hip.runtimes.checking import Checking, checking_of, set_checking
 from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
 from reference.model import Model, load_model
-from reference.model.quant import FORMATS
-from suites.correctness.checks import checked, formats_in_ci
+from suites.correctness.checks import checked
+from suites.correctness.fused import (
+    FusedLaunch,
+    norm_gate_up,
+    norm_qkv,
+    norm_rope,
+    product,
+)
 from suites.correctness.lab import Lab
+from suites.correctness.tiers import formats_in_ci
 
 SEEDS = (0, 5, 11)
 TOKENS = (3, 1, 4, 1, 5, 9, 2)
@@ -171,48 +178,33 @@ def test_a_kernel_that_no_model_needs_is_clean(key: Key, device: Device) -> None
             set_checking(Checking())
 
 
-def _normal(seed: int, *shape: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def _arguments(lab: Lab, key: Key, step: Buffer) -> tuple[tuple[int, int], tuple[Any, ...], Buffer]:
-    """Grid, arguments and result of a launch of one of OTHERS."""
-    op, variant, _ = key
-    columns, rows, kv_rows, count = 256, 6, 2, 3
-    x = lab.buffer(_normal(1, count, columns))
-    norm = lab.buffer(_normal(2, columns))
-    y = lab.buffer(_normal(3, count, columns))
+def _launch(lab: Lab, key: Key) -> FusedLaunch:
+    """A launch of one of OTHERS."""
+    op, variant, path = key
+    rows, columns = 6, 256
     if op == "norm_rope":
-        tables = [lab.buffer(_normal(seed, 1, columns // 2)) for seed in (4, 5)]
-        other = lab.buffer(_normal(6, columns))
-        heads = (1, columns, columns // 2, 1e-6)
-        return (2, 1), (y, other, norm, norm, *tables, step, *heads), y
-    names = variant.split(",")[-2:]
-    weights = [_weight(lab, name, rows, columns) for name in names if name in FORMATS]
+        return norm_rope(lab, key, 1, columns)
     if op == "norm_qkv":
-        k, v = (_weight(lab, name, kv_rows, columns) for name in names)
-        others = [lab.buffer(_normal(7, kv_rows)) for _ in range(2)]
-        sizes = (rows, kv_rows, columns, 1e-6)
-        return (2, 1), (x, norm, weights[0], k, v, y, *others, *sizes), y
+        return norm_qkv(lab, key, rows, 2, columns)
     if op == "norm_gate_up":
-        arguments = (x, norm, weights[0], weights[0], y, rows, columns, 1e-6)
-        return (2, 1), arguments, y
-    more = (count,) if op == "matvec_few" else ()
-    return (2, 1), (weights[0], x, y, rows, columns, *more), y
+        return norm_gate_up(lab, key, rows, columns)
+    if op == "matvec_few":
+        return product(lab, (op, f"{variant}@4", path), rows, columns, 3)
+    return product(lab, key, rows, columns)
 
 
 @pytest.mark.parametrize("key", formats_in_ci(OTHERS))
 def test_a_fused_kernel_is_clean(key: Key, device: Device) -> None:
-    full = (key[0], key[1] + "@4", key[2]) if key[0] == "matvec_few" else key
     with checked(device, Checking()), Lab(device) as lab:
-        flow = lab.flow([full], {})
-        grid, arguments, result = _arguments(lab, key, flow.step)
+        launch = _launch(lab, key)
+        flow, result = lab.flow([launch.key], {}), launch.result
+        arguments = [flow.step if given == "step" else given for given in launch.arguments]
         before = result.download((result.nbytes,), np.uint8)
         found = []
         for checking in (Checking(), *(Checking(shuffle=seed, sanitize=True) for seed in SEEDS)):
             result.upload(before)
             set_checking(checking)
-            flow.kernels.launch(full, grid, *arguments)
+            flow.kernels.launch(launch.key, launch.grid, *arguments)
             found.append(result.download((result.nbytes,), np.uint8).tobytes())
             set_checking(Checking())
         assert found[0] != before.tobytes()

@@ -18,16 +18,19 @@ from backend_hip.runtimes.checking import Checking, recover, set_checking
 from backend_hip.tuning import shape_of
 from reference.model.errors import DeviceError
 from suites.correctness.checks import barriers_in, checked, finding, without_barrier
-from suites.correctness.lab import Lab
+from suites.correctness.fused import (
+    FusedLaunch,
+    norm_gate_up,
+    norm_qkv,
+    norm_rope,
+    product,
+)
+from suites.correctness.lab import Lab, normal
 
 SEEDS = range(20)
 Launch = Callable[[], None]
 Setup = Callable[[Lab], Launch]
 Ordered = Callable[[str, int, int], NDArray[np.int32]]
-
-
-def _normal(seed: int, *shape: int) -> NDArray[np.float32]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def _launch(
@@ -40,45 +43,45 @@ def _launch(
 
 
 def _argmax(lab: Lab) -> Launch:
-    logits = _normal(1, 1000)
+    logits = normal(1, 1000)
     logits[100] = 9.0  # not in the wave that reduces: else a missing barrier would do no harm
     found = lab.buffer(np.zeros(2, dtype=np.int32))
     return _launch(lab, ("argmax_blocks", "", "any"), (1, 1), lab.buffer(logits), found, 1000)
 
 
 def _rms_norm(lab: Lab) -> Launch:
-    x, weight = lab.buffer(_normal(2, 3, 300)), lab.buffer(_normal(3, 300))
-    y = lab.buffer(_normal(4, 3, 300))
+    x, weight = lab.buffer(normal(2, 3, 300)), lab.buffer(normal(3, 300))
+    y = lab.buffer(normal(4, 3, 300))
     return _launch(lab, ("rms_norm", "", "any"), (3, 1), x, weight, y, 300, 1e-6)
 
 
 def _add_rms_norm(lab: Lab) -> Launch:
-    x, out, weight = (lab.buffer(_normal(seed, 3, 300)) for seed in (2, 3, 4))
-    y = lab.buffer(_normal(5, 3, 300))
+    x, out, weight = (lab.buffer(normal(seed, 3, 300)) for seed in (2, 3, 4))
+    y = lab.buffer(normal(5, 3, 300))
     key = ("add_rms_norm", "", "any")
     return _launch(lab, key, (3, 1), x, out, weight, x, y, 300, 1e-6)
 
 
 def _delta_rule(lab: Lab) -> Launch:
     count, heads, size = 3, 2, 64
-    q, k, v = (lab.buffer(_normal(seed, count, heads, size)) for seed in (1, 2, 3))
-    decay, beta = (lab.buffer(-np.abs(_normal(seed, count, heads))) for seed in (4, 5))
-    memory = lab.buffer(_normal(6, heads, size, size))
-    out = lab.buffer(_normal(7, count, heads, size))
+    q, k, v = (lab.buffer(normal(seed, count, heads, size)) for seed in (1, 2, 3))
+    decay, beta = (lab.buffer(-np.abs(normal(seed, count, heads))) for seed in (4, 5))
+    memory = lab.buffer(normal(6, heads, size, size))
+    out = lab.buffer(normal(7, count, heads, size))
     key = ("delta_rule", f"@{size}", "any")
     values = (q, k, v, decay, beta, memory, out, "step", heads, heads * size, count)
     return _launch(lab, key, (heads, 1), *values, rows=count)
 
 
 def _cache(lab: Lab, size: int, context: int) -> tuple[Buffer, Buffer]:
-    keys, values = (lab.buffer(_normal(seed, context, 1, size)) for seed in (3, 4))
+    keys, values = (lab.buffer(normal(seed, context, 1, size)) for seed in (3, 4))
     return keys, values
 
 
 def _attention(lab: Lab) -> Launch:
     """Three rows whose keys lie in two splits."""
     count, group, size, context = 3, 2, 64, SPLIT_KEYS + 20
-    q, out = (lab.buffer(_normal(seed, count, group, size)) for seed in (1, 2))
+    q, out = (lab.buffer(normal(seed, count, group, size)) for seed in (1, 2))
     key = ("attention", f"f32,f32@{size}x{group}", "any")
     arguments = (q, *_cache(lab, size, context), out, "step", count, 1, context, 0, 0.125)
     return _launch(lab, key, (1, 1), *arguments, position=context - count, rows=count)
@@ -86,9 +89,9 @@ def _attention(lab: Lab) -> Launch:
 
 def _attention_split(lab: Lab) -> Launch:
     group, size, context = 2, 64, SPLIT_KEYS - 5
-    q, out = (lab.buffer(_normal(seed, 1, group, size)) for seed in (1, 2))
+    q, out = (lab.buffer(normal(seed, 1, group, size)) for seed in (1, 2))
     key = ("attention_split", f"f32,f32@{size}x{group}", "any")
-    partials = lab.buffer(_normal(5, group, size + PARTIAL_EXTRA))
+    partials = lab.buffer(normal(5, group, size + PARTIAL_EXTRA))
     arguments = (q, *_cache(lab, size, context), out, partials, "step", 1, 1, context, 0, 0.125)
     return _launch(lab, key, (1, 1), *arguments, position=context - 1)
 
@@ -96,10 +99,10 @@ def _attention_split(lab: Lab) -> Launch:
 def _attention_merge(lab: Lab) -> Launch:
     """More splits than the block has threads."""
     size, splits = 64, 131
-    partials = np.abs(_normal(1, splits, size + PARTIAL_EXTRA)) + np.float32(1)
+    partials = np.abs(normal(1, splits, size + PARTIAL_EXTRA)) + np.float32(1)
     partials[:, size] += np.arange(splits) % 7
     key = ("attention_merge", f"@{size}x1", "any")
-    arguments = (lab.buffer(partials), lab.buffer(_normal(2, size)), "step", splits, 0)
+    arguments = (lab.buffer(partials), lab.buffer(normal(2, size)), "step", splits, 0)
     return _launch(lab, key, (1, 1), *arguments, position=splits * SPLIT_KEYS - 1)
 
 
@@ -116,66 +119,38 @@ STAGE = shape_of("x86_64", "matvec")["STAGE"]
 FITS, EXCEEDS = 256, STAGE + 300
 
 
-def _matvec(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows = 19
-        weights, x = lab.buffer(_normal(1, rows, columns)), lab.buffer(_normal(2, columns))
-        y = lab.buffer(_normal(3, rows))
-        return _launch(lab, ("matvec", "F32", "kparallel"), (2, 1), weights, x, y, rows, columns)
+def _fused(launch: FusedLaunch, lab: Lab) -> Launch:
+    return _launch(lab, launch.key, launch.grid, *launch.arguments)
 
-    return setup
+
+def _matvec(columns: int) -> Setup:
+    key = ("matvec", "F32", "kparallel")
+    return lambda lab: _fused(product(lab, key, 19, columns), lab)
 
 
 def _matvec_few(lab: Lab) -> Launch:
     """Three columns, two of which are staged at a time."""
-    rows, columns, count = 19, 300, 3
-    weights, x = lab.buffer(_normal(1, rows, columns)), lab.buffer(_normal(2, count, columns))
-    y = lab.buffer(_normal(3, count, rows))
-    key = ("matvec_few", "F32@4", "kparallel")
-    return _launch(lab, key, (2, 1), weights, x, y, rows, columns, count)
+    return _fused(product(lab, ("matvec_few", "F32@4", "kparallel"), 19, 300, 3), lab)
 
 
 def _norm_qkv(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows, kv_rows = 10, 4
-        x, norm = (lab.buffer(_normal(seed, columns)) for seed in (1, 2))
-        q, k, v = (lab.buffer(_normal(n, n, columns)) for n in (rows, kv_rows, kv_rows))
-        outputs = [lab.buffer(_normal(n, n)) for n in (rows, kv_rows, kv_rows)]
-        key = ("norm_qkv", "F32,F32", "kparallel")
-        sizes = (rows, kv_rows, columns, 1e-6)
-        return _launch(lab, key, (2, 1), x, norm, q, k, v, *outputs, *sizes)
-
-    return setup
+    key = ("norm_qkv", "F32,F32", "kparallel")
+    return lambda lab: _fused(norm_qkv(lab, key, 10, 4, columns), lab)
 
 
 def _norm_gate_up(columns: int) -> Setup:
-    def setup(lab: Lab) -> Launch:
-        rows = 11
-        x, norm = (lab.buffer(_normal(seed, columns)) for seed in (1, 2))
-        gate, up = (lab.buffer(_normal(seed, rows, columns)) for seed in (3, 4))
-        inner = lab.buffer(_normal(5, rows))
-        key = ("norm_gate_up", "silu,F32", "kparallel")
-        return _launch(lab, key, (2, 1), x, norm, gate, up, inner, rows, columns, 1e-6)
-
-    return setup
+    key = ("norm_gate_up", "silu,F32", "kparallel")
+    return lambda lab: _fused(norm_gate_up(lab, key, 11, columns), lab)
 
 
 def _norm_rope(lab: Lab) -> Launch:
-    heads, size = (
-        3,
-        192,
-    )  # half a head is no multiple of the block: a pair's values are two threads'
-    q, k = (lab.buffer(_normal(seed, heads, size)) for seed in (1, 2))
-    norms = [lab.buffer(_normal(seed, size)) for seed in (3, 4)]
-    tables = [lab.buffer(_normal(seed, 1, size // 2)) for seed in (5, 6)]
-    key = ("norm_rope", "neox,normed", "any")
-    arguments = (q, k, *norms, *tables, "step", heads, size, size // 2, 1e-6)
-    return _launch(lab, key, (2 * heads, 1), *arguments)
+    """Half a head is no multiple of the block: a pair's values are two threads'."""
+    return _fused(norm_rope(lab, ("norm_rope", "neox,normed", "any"), 3, 192), lab)
 
 
 def _peaked(columns: int) -> NDArray[np.float32]:
     """One value that decides the scale, and which only one wave sees."""
-    x = _normal(1, columns)
+    x = normal(1, columns)
     x[600] = 1e4
     return x
 
@@ -183,15 +158,15 @@ def _peaked(columns: int) -> NDArray[np.float32]:
 def _to_half(lab: Lab) -> Launch:
     columns = 700
     x = lab.buffer(_peaked(columns))
-    halves, scales = (lab.buffer(_normal(seed, 704)) for seed in (2, 3))
+    halves, scales = (lab.buffer(normal(seed, 704)) for seed in (2, 3))
     return _launch(lab, ("to_half", "", "any"), (1, 1), x, halves, scales, columns, 704)
 
 
 def _to_packed(lab: Lab) -> Launch:
     columns = 768
     x = lab.buffer(_peaked(columns))
-    packed = lab.buffer(_normal(2, columns // SUPERBLOCK * PACKED_NBYTES // 4))
-    scales = lab.buffer(_normal(3, 16))
+    packed = lab.buffer(normal(2, columns // SUPERBLOCK * PACKED_NBYTES // 4))
+    scales = lab.buffer(normal(3, 16))
     return _launch(lab, ("to_packed", "", "any"), (1, 1), x, packed, scales, columns)
 
 
@@ -203,8 +178,8 @@ def _product(form: str, tile: int, columns: int) -> Setup:
         product = ("matvec_batched", f"{form}/{tile}", "matrix")
         keys = [("to_half", "", "any"), ("weights_to_half", form, "any"), product]
         flow = lab.flow(keys, {}, tokens=[0] * tile, longest=columns)
-        x, y = lab.values(_normal(1, tile, columns)), lab.values(_normal(2, tile, rows))
-        weight, held = lab.weight(form, _normal(3, rows, columns)), flow.halves
+        x, y = lab.values(normal(1, tile, columns)), lab.values(normal(2, tile, rows))
+        weight, held = lab.weight(form, normal(3, rows, columns)), flow.halves
         assert held is not None
         return lambda: matrix.multiply(flow.kernels, held, x.pointer, weight, y.pointer, tile, tile)
 

@@ -1,4 +1,7 @@
-"""Runs the catalogue once a session, in processes of their own, and prints the score at its end."""
+"""Runs the catalogue once a session, in processes of their own, and prints the score at its end.
+
+All tests that wait for it come last: until then it runs beside the others, so that no core is idle.
+"""
 
 import os
 import threading
@@ -25,10 +28,13 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 class FaultRun:
-    """The outcomes of one tier, as they come; a test waits for the one that it is about."""
+    """The outcomes of one tier, as they come; a test waits for the one that it is about.
+
+    `workers` processes (0: one a core) until the first test waits, which leaves its core to them.
+    """
 
     def __init__(self, names: list[str], tier: str, workers: int = 0) -> None:
-        self.names, self.tier, self._workers = names, tier, workers
+        self.names, self.tier, self.workers = names, tier, workers
         self.tables: list[Table] = []  # what tests have to show beside the score
         self._outcomes: dict[str, Outcome] = {}
         self._news = threading.Condition()
@@ -37,7 +43,7 @@ class FaultRun:
 
     def _run(self) -> None:
         jobs = [Job(name, run_named, (name, self.tier)) for name in self.names]
-        for done in run_jobs(jobs, workers=self._workers):
+        for done in run_jobs(jobs, workers=lambda: self.workers):
             with self._news:
                 outcome = outcome_of(done.job.name, done.value, done.error)
                 self._outcomes[done.job.name] = outcome
@@ -45,11 +51,23 @@ class FaultRun:
 
     def outcome(self, name: str) -> Outcome:
         with self._news:
+            if name not in self._outcomes:
+                self.workers = 0
             self._news.wait_for(lambda: name in self._outcomes or not self._thread.is_alive(), 1800)
             return self._outcomes[name]
 
     def score(self) -> Score:
         return score_of([self.outcome(name) for name in self.names], self.tier)
+
+
+def waits(item: pytest.Item) -> bool:
+    """True for a test that needs outcomes of a fault run."""
+    return not {"fast_run", "full_run"}.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=waits)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -7,7 +7,7 @@ tier, whose first looks are the fast one's, on all of it, as `assay faults` does
 import pytest
 
 from fixtures.faults import CATEGORIES, TIERS, Fault, load_faults
-from suites.faults.conftest import FaultRun
+from suites.faults.conftest import FaultRun, waits
 from suites.harness.fault_run import LOOKS, looks_of
 from suites.harness.fault_score import MUST_CATCH_ALL
 
@@ -57,6 +57,11 @@ def test_the_catalogue_is_whole() -> None:
     assert {fault.category for fault in OFTEN} == set(CATEGORIES)
     late = [f.id for f in FAULTS if f.tier != "fast" and f.category in MUST_CATCH_ALL]
     assert late == []
+
+
+def test_what_waits_for_the_run_comes_last(request: pytest.FixtureRequest) -> None:
+    waiting = [waits(item) for item in request.session.items]
+    assert waiting == sorted(waiting)
 
 
 def test_a_dearer_tier_adds_looks() -> None:

@@ -54,14 +54,17 @@ class _Running:
 
 
 def run_jobs(
-    jobs: Sequence[Job], *, workers: int = 0, time_limit_s: float = TIME_LIMIT_S
+    jobs: Sequence[Job],
+    *,
+    workers: int | Callable[[], int] = 0,
+    time_limit_s: float = TIME_LIMIT_S,
 ) -> Iterator[Done]:
-    """Yields each job's end as it comes; `workers` processes at a time, by default one a core.
+    """Yields each job's end as it comes; `workers` processes at a time, 0 for one a core. A
+    function is asked before each start and once a second, for a number that changes.
 
     SIGTERM and SIGHUP count as an interrupt until the last job ended. However the run ends, its
     processes are ended and their temporary files are removed.
     """
-    workers = workers or os.cpu_count() or 1
     # Here and not in the processes: NumPy reads it when their server imports it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
@@ -71,7 +74,7 @@ def run_jobs(
         folder = tempfile.mkdtemp(prefix="assay-faults-")
         try:
             while waiting or running:
-                while waiting and len(running) < workers:
+                while waiting and len(running) < _at_a_time(workers):
                     _start(context, waiting.pop(), time_limit_s, folder, running)
                 wait([turn.results for turn in running], timeout=1.0)
                 for turn in list(running):
@@ -85,6 +88,10 @@ def run_jobs(
                     turn.process.kill()
                     turn.process.join()
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _at_a_time(workers: int | Callable[[], int]) -> int:
+    return (workers() if callable(workers) else workers) or os.cpu_count() or 1
 
 
 def _start(

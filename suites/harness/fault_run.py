@@ -72,11 +72,12 @@ LOOKS: tuple[Look, ...] = (
         kv_type_v="f32",
         seed=17,
     ),
-    # Two blocks of 64 columns and one of 32 of the matrix unit; then of 32 and of 16.
-    Look("matrix", "full", length=92, n_decode=1, chunk=67, path="matrix", seed=21),
-    Look("matrix-narrow", "full", length=29, n_decode=1, chunk=17, path="matrix", seed=22),
     # Both caches in blocks with scales.
     Look("blocks", "fast", length=21, n_decode=2, kv_type_k="q8_0", kv_type_v="q8_0", seed=21),
+    # The matrix unit: packed products in two tiles and in one; then blocks of many columns, and of
+    # more than packed products take.
+    Look("matrix-narrow", "fast", length=29, n_decode=1, chunk=17, path="matrix", seed=22),
+    Look("matrix", "fast", length=92, n_decode=1, chunk=67, path="matrix", seed=21),
     # The default MAX_COLS, a group of one column behind a full one, and every position of the
     # context: longer than a split of keys and than a block of 128 threads.
     Look("long", "full", length=CONTEXT - 5, n_decode=5, max_cols=40, chunk=41, seed=13),

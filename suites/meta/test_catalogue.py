@@ -200,6 +200,21 @@ def test_jobs_end_whatever_becomes_of_their_processes() -> None:
     assert done["hang"].error == "no end within 20 s"
 
 
+def _meet(folder: Path, mine: str, other: str) -> str:
+    """Ends once the process of the other name is there too."""
+    (folder / mine).touch()
+    _until((folder / other).exists)
+    return mine
+
+
+def test_the_number_of_processes_may_grow_meanwhile(tmp_path: Path) -> None:
+    jobs = [Job("a", _meet, (tmp_path, "a", "b")), Job("b", _meet, (tmp_path, "b", "a"))]
+    asked = iter([1, 1])
+    done = run_jobs(jobs, workers=lambda: next(asked, 2), time_limit_s=20.0)
+    assert {end.job.name: end.value for end in done} == {"a": "a", "b": "b"}
+    assert list(asked) == []
+
+
 def _leave_files() -> str:
     """What a fault's job leaves when it is killed; the folder that tools would use too."""
     folder = tempfile.mkdtemp(prefix="assay-fault-")
