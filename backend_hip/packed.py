@@ -17,9 +17,12 @@ ROWS = TALLEST  # weight rows of a block
 
 
 def parts_of_k(architecture: str, rows: Sequence[int], columns: int) -> int:
-    """Into how many parts a launch cuts K: as many as fill the device."""
-    shape = shape_of(architecture, "products_packed")
-    return max(1, min(shape["BLOCKS"] // _blocks(rows), shape["PARTS"], columns // SUPERBLOCK))
+    """Into how many parts a launch cuts K: as many as fill the device, two where one falls short."""
+    shape, blocks = shape_of(architecture, "products_packed"), _blocks(rows)
+    wanted = shape["BLOCKS"] // blocks
+    if wanted == 1 and blocks < shape["BLOCKS"]:
+        wanted = 2
+    return max(1, min(wanted, shape["PARTS"], columns // SUPERBLOCK))
 
 
 def _blocks(rows: Sequence[int]) -> int:

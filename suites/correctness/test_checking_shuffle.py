@@ -195,8 +195,8 @@ def _product_packed(lab: Lab) -> Launch:
         packed.product_key(["Q4_K"]),
     ]
     flow = lab.flow(keys, {}, tokens=[0] * count, longest=columns)
-    x, y = lab.values(_normal(1, count, columns)), lab.values(_normal(2, count, rows))
-    weight, held = lab.weight("Q4_K", _normal(3, rows, columns)), flow.halves
+    x, y = lab.values(normal(1, count, columns)), lab.values(normal(2, count, rows))
+    weight, held = lab.weight("Q4_K", normal(3, rows, columns)), flow.halves
     assert held is not None
     return lambda: matrix.multiply(flow.kernels, held, x.pointer, weight, y.pointer, count)
 
