@@ -31,7 +31,7 @@ class HalfColumns:
         self.packed = Buffer(device, tiles * superblocks * PACKED_NBYTES, "activations packed")
         self.scales = Buffer(device, rows * 4, "scales of the halves")
         # Cut products have fewer rows than this in all parts together.
-        shape = shape_of(device.architecture, "products_packed")
+        shape = shape_of(device.architecture, "matvec_batched_packed")
         most = max(2 * shape["BLOCKS"] * TALLEST, widest)
         self.parts = Buffer(device, packed_rows * most * 4, "parts of results")
         nbytes = max(half_weights_nbytes(device.architecture), TALLEST * padded(columns) * 2)

@@ -17,8 +17,8 @@ ROWS = TALLEST  # weight rows of a block
 
 
 def parts_of_k(architecture: str, rows: Sequence[int], columns: int) -> int:
-    """Into how many parts a launch cuts K: as many as fill the device, two where one falls short."""
-    shape, blocks = shape_of(architecture, "products_packed"), _blocks(rows)
+    """Into how many parts a launch cuts K: what fills the device, two where one falls short."""
+    shape, blocks = shape_of(architecture, "matvec_batched_packed"), _blocks(rows)
     wanted = shape["BLOCKS"] // blocks
     if wanted == 1 and blocks < shape["BLOCKS"]:
         wanted = 2
@@ -57,7 +57,7 @@ def multiply_one(
 
 def product_key(formats: Sequence[str]) -> Key:
     """The row for weights that share a launch: up to three, all but the third of one format."""
-    return ("products_packed", f"{formats[0]},{formats[-1]}", "matrix")
+    return ("matvec_batched_packed", f"{formats[0]},{formats[-1]}", "matrix")
 
 
 def multiply(

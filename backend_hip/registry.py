@@ -185,7 +185,7 @@ def _packed_products(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
             both: dict[str, Any] = {"defines": (*row["defines"], last_format)}
             both |= {"path": "matrix", "variant": f"{name},{last}", "entry": "matvec_packed"}
             both |= {"shape": ("STAGED_SUPERBLOCKS",), "claims": ("wide_loads",), "waves": (32,)}
-            yield _row("products_packed", "matvec_packed.hip", "PPPPPPiiiiii", 256, **both)
+            yield _row("matvec_batched_packed", "matvec_packed.hip", "PPPPPPiiiiii", 256, **both)
 
 
 def _matrix_blocks(name: str, form: dict[str, Any]) -> Iterable[KernelRow]:
@@ -328,7 +328,7 @@ def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[K
     if path == "matrix":
         blocks = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]
         if form in PACKED_FORMATS:
-            blocks.insert(0, ("products_packed", f"{form},{form}", path))
+            blocks.insert(0, ("matvec_batched_packed", f"{form},{form}", path))
         return [("weights_to_half", form, "any"), *blocks, *few]
     return [("matvec_batched", form, path), *few]
 

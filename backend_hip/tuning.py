@@ -44,7 +44,7 @@ _FAMILIES: Mapping[str, str] = {
     "matvec": "one_column",
     "matvec_add": "one_column",
     "norm_qkv": "one_column",
-    "products_packed": "packed",
+    "matvec_batched_packed": "packed",
 }
 
 

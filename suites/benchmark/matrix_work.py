@@ -65,7 +65,7 @@ def executed_products(model: Model, columns: int, routes: Mapping[str, int]) -> 
     ran = {
         name: count
         for name, count in routes.items()
-        if name.startswith(("matvec_batched ", "products_packed ")) and name.endswith(" matrix")
+        if name.startswith("matvec_batched") and name.endswith(" matrix")
     }
     if not ran:
         return None

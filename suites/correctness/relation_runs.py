@@ -229,7 +229,7 @@ def _prefill_otherwise(
     rows = piece.tokens if piece.way.isupper() else 1
     if len(result.logits) != rows or result.logits_poisoned:
         yield f"{at}: {len(result.logits)} rows of logits, {result.logits_poisoned} unwritten"
-    batched = any(route.startswith("matvec_batched ") for route in result.routes)
+    batched = any(route.startswith("matvec_batched") for route in result.routes)
     if batched != (piece.way in "bBtT"):
         yield f"{at}: batched products {'ran' if batched else 'never ran'}"
     last = start + piece.tokens - 1

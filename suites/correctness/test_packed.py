@@ -31,7 +31,7 @@ from suites.harness.compare import compare
 BLOCK = half_columns.SUPERBLOCK
 SIDE = 16  # rows of a wave
 ROWS = packed.ROWS
-PARTS = tuning.shape_of("cpu", "products_packed")["PARTS"]
+PARTS = tuning.shape_of("cpu", "matvec_batched_packed")["PARTS"]
 
 
 def _random_blocks(form: str, rows: int, columns: int, seed: int) -> Tensor:
@@ -115,7 +115,7 @@ class SharedCase:
         )
 
 
-MIXES = [key.variant.split(",") for key in REGISTRY if key.op == "products_packed"]
+MIXES = [key.variant.split(",") for key in REGISTRY if key.op == "matvec_batched_packed"]
 SHARED = (
     *(SharedCase((a, a, b), (SIDE + 1, ROWS + 1, 5)) for a, b in MIXES),
     *(SharedCase((a, b), (ROWS, 2 * ROWS - 1)) for a, b in MIXES),
@@ -251,7 +251,7 @@ def test_decode_steps_of_few_sequences_follow_the_table(
     keys = requirements(model.spec, model.weights, "matrix", "f16", "f16", 8, device.architecture)
     assert {key[1].partition("@")[2] for key in keys if key[0] == "matvec_few"} == {"4"}
     with Engine(model, device, path="matrix", sequences=4, context_length=8) as engine:
-        for count, op in ((3, "matvec_few"), (4, "products_packed")):
+        for count, op in ((3, "matvec_few"), (4, "matvec_batched_packed")):
             routes = engine.decode_batch([1] * count, range(count))[0].routes
             ops = {route.split()[0] for route in routes}
-            assert ops & {"matvec_few", "products_packed"} == {op}
+            assert ops & {"matvec_few", "matvec_batched_packed"} == {op}

@@ -23,7 +23,7 @@ ONE_COLUMN = EXPERTS = "kparallel"
 
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "per-token": ("matvec", "matvec_expert", "matvec_add", "norm_qkv", "norm_gate_up"),
-    "batched": ("matvec_batched", "products_packed", "matvec_experts"),
+    "batched": ("matvec_batched", "matvec_batched_packed", "matvec_experts"),
     "decode batch": ("matvec_few", "matvec_experts"),
 }
 """The ops of the registry that multiply by a weight matrix, by prefill mode; in a decode step of
@@ -74,7 +74,7 @@ def product_rows(
 def family(route: str) -> str:
     """A route without the block shape behind its format ("Q4_K/64" is "Q4_K"), and a packed product
     as the batched one that it stands for: which runs depends on how many columns there are."""
-    route = re.sub(r"^products_packed (\w+),\1 ", r"matvec_batched \1 ", route)
+    route = re.sub(r"^matvec_batched_packed (\w+),\1 ", r"matvec_batched \1 ", route)
     return re.sub(r"/\d+ ", " ", route)
 
 

@@ -54,8 +54,8 @@ PATCHES: tuple[KernelPatch, ...] = (
         "results of the matrix unit are too large by 1",
         Change(
             f"{_KERNELS}/matvec_batched_matrix.hip",
-            "= sum * scales[column];",
-            "= sum * scales[column] + 1.0f;",
+            "= sums[i] * scales[tile * SIDE + column];",
+            "= sums[i] * scales[tile * SIDE + column] + 1.0f;",
         ),
         ("matvec_batched_matrix.hip",),
         _PRODUCT_OPS,
@@ -65,8 +65,8 @@ PATCHES: tuple[KernelPatch, ...] = (
         "results of the matrix unit for few columns are too large by 1",
         Change(
             f"{_KERNELS}/matvec_packed.hip",
-            "= sum * scales[column];",
-            "= sum * scales[column] + 1.0f;",
+            "= sums[i] * scales[tile * SIDE + column];",
+            "= sums[i] * scales[tile * SIDE + column] + 1.0f;",
         ),
         ("matvec_packed.hip",),
         _PRODUCT_OPS,
