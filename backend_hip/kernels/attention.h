@@ -106,7 +106,8 @@ struct Batch {
 };
 
 // One lane's way through the split at `base`. A key that is not visible may never have been written: the
-// nearest visible one is loaded in its place. Offsets in a split fit in 32 bits.
+// nearest visible one is loaded in its place. Where a split begins is the same for all lanes; offsets in it
+// fit in 32 bits.
 template <class S, class M>
 struct Reader {
     const uint8_t* rows;
@@ -115,7 +116,7 @@ struct Reader {
     int least, most;
 
     SIMT_DEVICE Reader(const Side<S>& side, int base, Seen seen)
-        : rows(reinterpret_cast<const uint8_t*>(side.rows + base * side.pitch + M::element(0))),
+        : rows(reinterpret_cast<const uint8_t*>(side.rows + base * side.pitch)),
           scales(side.scales + static_cast<int64_t>(base) * (HEAD_SIZE / kv::BLOCK)),
           pitch_nbytes(static_cast<uint32_t>(side.pitch * sizeof(typename S::Element))),
           least(simt::max(seen.first - base, 0)),
@@ -124,14 +125,12 @@ struct Reader {
     SIMT_DEVICE bool visible(int key) const {
         return static_cast<uint32_t>(key - least) <= static_cast<uint32_t>(most - least);
     }
-    // Whether a step's keys meet the visible ones, for the whole wave alike.
-    SIMT_DEVICE bool meets(int step) const {
-        return M::first(step) <= most && M::first(step) + M::KEYS > least;
-    }
+    // Whether visible keys are in a step or behind it, for the whole wave alike.
+    SIMT_DEVICE bool reaches(int step) const { return step < M::STEPS && M::first(step) <= most; }
     // What lies behind the last visible key is not loaded: a batch that starts there is not used.
     template <int COUNT>
     SIMT_DEVICE void load_if_reached(Batch<S, M, COUNT>& batch, int step) const {
-        if (step < M::STEPS && M::first(step) <= most) load(batch, step);
+        if (reaches(step)) load(batch, step);
     }
 
     template <int COUNT>
@@ -139,189 +138,308 @@ struct Reader {
         SIMT_UNROLL
         for (int i = 0; i < COUNT; ++i) {
             const int nearest = simt::max(least, simt::min(M::key(step + i), most));
-            const uint64_t key = static_cast<uint32_t>(nearest);
-            const uint8_t* row = rows + key * pitch_nbytes;
+            const uint32_t key = static_cast<uint32_t>(nearest);
             SIMT_UNROLL
             for (int piece = 0; piece < M::PIECES; ++piece) {
                 if (!M::inside(piece)) continue;
-                batch.raw[i][piece].load(row + piece * M::LANES * M::WORDS * 4);
+                const uint32_t element = static_cast<uint32_t>(M::element(piece));
+                const uint32_t at = key * pitch_nbytes + element * sizeof(typename S::Element);
+                batch.raw[i][piece].load(rows + at);
                 if constexpr (S::SCALED) {
-                    const int block = M::element(piece) / kv::BLOCK;
-                    batch.scale[i][piece] = scales[key * (HEAD_SIZE / kv::BLOCK) + block];
+                    batch.scale[i][piece] = scales[key * (HEAD_SIZE / kv::BLOCK) + element / kv::BLOCK];
                 }
             }
         }
     }
 };
 
-constexpr int KEYS_AHEAD = KeyMap::PIECES < 4 ? 4 / KeyMap::PIECES : 1;
-constexpr int KEY_BATCH = KEYS_AHEAD < KeyMap::STEPS ? KEYS_AHEAD : KeyMap::STEPS;
-constexpr int VALUE_BATCH = ValueMap::STEPS < 4 ? ValueMap::STEPS : 4;
-using KeyBatch = Batch<K, KeyMap, KEY_BATCH>;
-using ValueBatch = Batch<V, ValueMap, VALUE_BATCH>;
+// Two batches of 64 bytes a lane each are on their way or at work.
+template <class M>
+struct Ahead {
+    static constexpr int WANTED = 16 / (M::PIECES * M::WORDS) > 0 ? 16 / (M::PIECES * M::WORDS) : 1;
+    static constexpr int STEPS = WANTED < M::STEPS ? WANTED : M::STEPS;
+};
 using KeyReader = Reader<K, KeyMap>;
 using ValueReader = Reader<V, ValueMap>;
 
-// What `score` does with the keys of one batch.
-SIMT_DEVICE void score_batch(const float (&q)[HEADS][KeyMap::PIECES][KeyMap::VECTOR], const KeyReader& keys,
-                             const KeyBatch& batch, int step, float scale, float* weights) {
-    using M = KeyMap;
-    SIMT_UNROLL
-    for (int i = 0; i < KEY_BATCH; ++i) {
-        // The same for a whole wave, whose lanes must all reach the sum.
-        if (!keys.meets(step + i)) continue;
-        float sums[PITCH];
+// A reader's two batches by turns: `work(batch, step)` for every batch that a visible key is in or behind.
+template <class S, class M>
+struct Stream {
+    static constexpr int COUNT = Ahead<M>::STEPS;
+    Batch<S, M, COUNT> even, odd;
+
+    SIMT_DEVICE void open(const Reader<S, M>& reader) {
+        reader.load(even, 0);
+        reader.load_if_reached(odd, COUNT);
+    }
+    template <class Work>
+    SIMT_DEVICE void walk(const Reader<S, M>& reader, const Work& work) {
         SIMT_UNROLL
-        for (int head = 0; head < PITCH; ++head) sums[head] = 0.0f;
-        SIMT_UNROLL
-        for (int piece = 0; piece < M::PIECES; ++piece) {
-            if (!M::inside(piece)) continue;
-            float x[M::VECTOR];
-            batch.decode(i, piece, x);
-            SIMT_UNROLL
-            for (int head = 0; head < HEADS; ++head) {
-                float sum = K::SCALED ? 0.0f : sums[head];
-                SIMT_UNROLL
-                for (int j = 0; j < M::VECTOR; ++j) sum = simt::fma(q[head][piece][j], x[j], sum);
-                if constexpr (K::SCALED) {
-                    sum = simt::fma(simt::half_to_float(batch.scale[i][piece]), sum, sums[head]);
-                }
-                sums[head] = sum;
-            }
+        for (int step = 0; step < M::STEPS; step += 2 * COUNT) {
+            if (!reader.reaches(step)) break;
+            work(even, step);
+            reader.load_if_reached(even, step + 2 * COUNT);
+            if (!reader.reaches(step + COUNT)) break;
+            work(odd, step + COUNT);
+            reader.load_if_reached(odd, step + 3 * COUNT);
         }
-        // Each lane keeps some heads; where there are more lanes than heads, several keep the same.
-        constexpr int KEPT = PITCH > M::LANES ? PITCH / M::LANES : 1;
-        constexpr int SAME = PITCH > M::LANES ? 1 : M::LANES / PITCH;
-        const int first = simt::spread_sum<M::LANES / 2>(sums);
+    }
+};
+using KeyStream = Stream<K, KeyMap>;
+using ValueStream = Stream<V, ValueMap>;
+
+// Four neighbouring floats, or fewer where a vector is no multiple of four.
+template <int COUNT>
+SIMT_DEVICE void copy(const float* from, float* to) {
+    if constexpr (COUNT % 4 == 0) {
         SIMT_UNROLL
-        for (int k = 0; k < KEPT; ++k) {
-            if (M::part() % SAME == 0) weights[M::key(step + i) * PITCH + first + k] = sums[k] * scale;
+        for (int i = 0; i < COUNT; i += 4) {
+            const Four four = *reinterpret_cast<const Four*>(from + i);
+            to[i] = four.a;
+            to[i + 1] = four.b;
+            to[i + 2] = four.c;
+            to[i + 3] = four.d;
         }
+    } else {
+        SIMT_UNROLL
+        for (int i = 0; i < COUNT; ++i) to[i] = from[i];
+    }
+}
+template <int COUNT>
+SIMT_DEVICE void put(const float* from, float* to) {
+    if constexpr (COUNT % 4 == 0) {
+        SIMT_UNROLL
+        for (int i = 0; i < COUNT; i += 4) {
+            *reinterpret_cast<Four*>(to + i) = {from[i], from[i + 1], from[i + 2], from[i + 3]};
+        }
+    } else {
+        SIMT_UNROLL
+        for (int i = 0; i < COUNT; ++i) to[i] = from[i];
     }
 }
 
-// weights[key * PITCH + head] = scale * query(head) . key for the visible keys of the reader's split.
-// `query`: (HEADS, HEAD_SIZE), shared. `ahead` holds the keys from step 0 on.
-SIMT_DEVICE void score(const float* query, const KeyReader& keys, float scale, KeyBatch& ahead,
-                       float* weights) {
+// The greatest power of two that is not above N.
+template <int N>
+struct PowerOfTwoTo {
+    static constexpr int value = PowerOfTwoFrom<N>::value > N ? PowerOfTwoFrom<N>::value / 2
+                                                              : PowerOfTwoFrom<N>::value;
+};
+
+// What the lanes of a key leave of its scores goes through shared memory, so that the loop over keys holds
+// no exchange that waits: PARTS sums for each key and head, of as many lanes.
+constexpr int SHARED = 4096;  // floats for the parts of scores, later for those of mixed values
+constexpr int MOST_PARTS = SHARED / (SPLIT_KEYS * PITCH);
+constexpr int PARTS = KeyMap::LANES < MOST_PARTS ? KeyMap::LANES : MOST_PARTS;
+
+// A key's parts lie in an order of its own, or lanes that read those of neighbouring keys would meet in the
+// same banks.
+SIMT_DEVICE int part_at(int key, int part) { return (key * PARTS + (part ^ (key & (PARTS - 1)))) * PITCH; }
+
+// parts[part_at(key, part) + head] = what a key's lanes sum of query(head) . key, for the visible keys of
+// the reader's split. `query`: (heads, HEAD_SIZE), of which the block has `heads`.
+SIMT_DEVICE void score(const float* query, int heads, const KeyReader& keys, KeyStream& stream, float* parts) {
     using M = KeyMap;
     float q[HEADS][M::PIECES][M::VECTOR];
     SIMT_UNROLL
     for (int head = 0; head < HEADS; ++head) {
         SIMT_UNROLL
         for (int piece = 0; piece < M::PIECES; ++piece) {
-            SIMT_UNROLL
-            for (int i = 0; i < M::VECTOR; ++i) {
-                const bool inside = M::inside(piece);
-                q[head][piece][i] = inside ? query[head * HEAD_SIZE + M::element(piece) + i] : 0.0f;
-            }
+            // A head that this block does not have gets the last one's query; no one reads its result.
+            const float* source = query + simt::min(head, heads - 1) * HEAD_SIZE;
+            if (M::inside(piece)) copy<M::VECTOR>(source + M::element(piece), q[head][piece]);
         }
     }
-    // Two batches by turns: one on its way, one at work.
-    KeyBatch behind;
-    for (int step = 0; step < M::STEPS; step += 2 * KEY_BATCH) {
-        keys.load_if_reached(behind, step + KEY_BATCH);
-        score_batch(q, keys, ahead, step, scale, weights);
-        if (M::STEPS == KEY_BATCH) break;
-        keys.load_if_reached(ahead, step + 2 * KEY_BATCH);
-        score_batch(q, keys, behind, step + KEY_BATCH, scale, weights);
-    }
-}
-
-// Turns one head's scores into weights, by one wave; every lane gets the split's maximum and sum.
-SIMT_DEVICE void soften(float* weights, int base, Seen seen, float& maximum, float& sum) {
-    maximum = simt::from_bits(0xff800000u);
-    SIMT_UNROLL
-    for (int key = simt::lane(); key < SPLIT_KEYS; key += SIMT_WAVE) {
-        if (seen(base + key)) maximum = simt::max(maximum, weights[key * PITCH]);
-    }
-    maximum = simt::wave_max(maximum);
-    sum = 0.0f;
-    SIMT_UNROLL
-    for (int key = simt::lane(); key < SPLIT_KEYS; key += SIMT_WAVE) {
-        if (!seen(base + key)) continue;
-        const float weight = numeric::exp(weights[key * PITCH] - maximum);
-        weights[key * PITCH] = weight;
-        sum += weight;
-    }
-    sum = simt::wave_sum(sum);
-}
-
-constexpr int HELD = ValueMap::PIECES * ValueMap::VECTOR;  // elements of a head that a lane mixes
-
-// What `mix` does with the values of one batch.
-SIMT_DEVICE void mix_batch(const float* weights, const ValueReader& values, const ValueBatch& batch, int step,
-                           float (&sums)[HEADS * HELD]) {
-    using M = ValueMap;
-    SIMT_UNROLL
-    for (int i = 0; i < VALUE_BATCH; ++i) {
-        const int key = M::key(step + i);
-        if (!values.visible(key)) continue;
-        float weight[HEADS];
+    stream.walk(keys, [&](const Batch<K, M, KeyStream::COUNT>& batch, int step) {
         SIMT_UNROLL
-        for (int head = 0; head < HEADS; ++head) weight[head] = weights[key * PITCH + head];
-        SIMT_UNROLL
-        for (int piece = 0; piece < M::PIECES; ++piece) {
-            if (!M::inside(piece)) continue;
-            float x[M::VECTOR];
-            batch.decode(i, piece, x);
+        for (int i = 0; i < KeyStream::COUNT; ++i) {
+            float sums[PITCH];
             SIMT_UNROLL
-            for (int head = 0; head < HEADS; ++head) {
-                float factor = weight[head];
-                if constexpr (V::SCALED) factor *= simt::half_to_float(batch.scale[i][piece]);
+            for (int head = 0; head < PITCH; ++head) sums[head] = 0.0f;
+            SIMT_UNROLL
+            for (int piece = 0; piece < M::PIECES; ++piece) {
+                if (!M::inside(piece)) continue;
+                float x[M::VECTOR];
+                batch.decode(i, piece, x);
                 SIMT_UNROLL
-                for (int j = 0; j < M::VECTOR; ++j) {
-                    float& sum = sums[head * HELD + piece * M::VECTOR + j];
-                    sum = simt::fma(factor, x[j], sum);
+                for (int head = 0; head < HEADS; ++head) {
+                    float sum = K::SCALED ? 0.0f : sums[head];
+                    SIMT_UNROLL
+                    for (int j = 0; j < M::VECTOR; ++j) sum = simt::fma(q[head][piece][j], x[j], sum);
+                    if constexpr (K::SCALED) {
+                        sum = simt::fma(simt::half_to_float(batch.scale[i][piece]), sum, sums[head]);
+                    }
+                    sums[head] = sum;
                 }
             }
+            simt::butterfly<M::LANES / 2, PARTS>(sums, PITCH);
+            if (PARTS == M::LANES || M::part() < PARTS) {
+                put<PITCH>(sums, parts + part_at(M::key(step + i), M::part()));
+            }
         }
+    });
+}
+
+constexpr int FACTOR_BLOCKS = V::SCALED ? HEAD_SIZE / kv::BLOCK : 1;
+constexpr int FACTOR_PITCH = SPLIT_KEYS * PITCH + 8;  // lanes of neighbouring blocks meet in no bank
+constexpr int FACTORS = FACTOR_BLOCKS * FACTOR_PITCH;
+
+// A row's scales, in one load where there is one of that width.
+template <int COUNT>
+SIMT_DEVICE void load_scales(const uint16_t* from, uint16_t (&scales)[COUNT]) {
+    if constexpr (COUNT == 2 || COUNT == 4 || COUNT == 8) {
+        kv::Words<COUNT / 2> words;
+        words.load(from);
+        for (int i = 0; i < COUNT; ++i) scales[i] = static_cast<uint16_t>(words.word[i / 2] >> i % 2 * 16);
+    } else {
+        for (int i = 0; i < COUNT; ++i) scales[i] = from[i];
     }
 }
 
-// mixed[head * HEAD_SIZE + d] = sum over the split's visible keys of weight * value, by the whole block: each
-// lane group takes every (KEYS * WAVES)-th key, then a butterfly inside the wave, then waves in ascending
-// order. `partial` is shared, (WAVES, MIXED); its reader must pass a barrier first.
-SIMT_DEVICE void mix(const float* weights, const ValueReader& values, ValueBatch& ahead, float* partial) {
+// From scores to weights, a thread for each key of the split. Two barriers lie between its three parts.
+struct Softmax {
+    static_assert(SIMT_BLOCK == SPLIT_KEYS, "attention: a thread for each key of a split");
+    static constexpr int SAME = SIMT_WAVE / PITCH;  // lanes of a wave that get the same column
+    float scores[PITCH];
+    uint16_t value_scales[FACTOR_BLOCKS];
+    bool visible;
+
+    // Loads what the values of this thread's key are scaled by.
+    SIMT_DEVICE void open(const ValueReader& values) {
+        visible = values.visible(simt::thread());
+        if constexpr (V::SCALED) {
+            const int nearest = simt::max(values.least, simt::min(simt::thread(), values.most));
+            const uint16_t* source = values.scales + nearest * FACTOR_BLOCKS;
+            load_scales<FACTOR_BLOCKS>(source, value_scales);
+        }
+    }
+
+    // The score of each head: the parts' sums, as a butterfly adds them; then each wave's greatest.
+    SIMT_DEVICE void read(const float* parts, float scale, float* maxima) {
+        float v[PARTS][PITCH];
+        SIMT_UNROLL
+        for (int part = 0; part < PARTS; ++part) copy<PITCH>(parts + part_at(simt::thread(), part), v[part]);
+        SIMT_UNROLL
+        for (int offset = PARTS / 2; offset > 0; offset /= 2) {
+            SIMT_UNROLL
+            for (int part = 0; part < offset; ++part) {
+                SIMT_UNROLL
+                for (int head = 0; head < PITCH; ++head) v[part][head] += v[part + offset][head];
+            }
+        }
+        float greatest[PITCH];
+        SIMT_UNROLL
+        for (int head = 0; head < PITCH; ++head) {
+            scores[head] = v[0][head] * scale;
+            greatest[head] = visible ? scores[head] : simt::from_bits(0xff800000u);
+        }
+        const int first = simt::spread_max<SIMT_WAVE / 2>(greatest);
+        if (simt::lane() % SAME == 0) maxima[simt::wave() * PITCH + first] = greatest[0];
+    }
+
+    SIMT_DEVICE static float maximum(const float* maxima, int head) {
+        float greatest = maxima[head];
+        SIMT_UNROLL
+        for (int wave = 1; wave < WAVES; ++wave) {
+            greatest = simt::max(greatest, maxima[wave * PITCH + head]);
+        }
+        return greatest;
+    }
+
+    // factors[block * FACTOR_PITCH + key * PITCH + head] = weight, times the scale of the block of values;
+    // 0 where the key is not visible. Each wave's sums of weights go to `sums`.
+    SIMT_DEVICE void soften(const float* maxima, float* factors, float* sums) {
+        float weights[PITCH];
+        SIMT_UNROLL
+        for (int head = 0; head < PITCH; ++head) {
+            weights[head] = visible ? numeric::exp(scores[head] - maximum(maxima, head)) : 0.0f;
+        }
+        SIMT_UNROLL
+        for (int block = 0; block < FACTOR_BLOCKS; ++block) {
+            float scaled[PITCH];
+            SIMT_UNROLL
+            for (int head = 0; head < PITCH; ++head) {
+                scaled[head] = weights[head];
+                if constexpr (V::SCALED) scaled[head] *= simt::half_to_float(value_scales[block]);
+            }
+            put<PITCH>(scaled, factors + block * FACTOR_PITCH + simt::thread() * PITCH);
+        }
+        const int first = simt::spread_sum<SIMT_WAVE / 2>(weights);
+        if (simt::lane() % SAME == 0) sums[simt::wave() * PITCH + first] = weights[0];
+    }
+
+    // Waves in ascending order.
+    SIMT_DEVICE static float total(const float* sums, int head) {
+        float total = sums[head];
+        SIMT_UNROLL
+        for (int wave = 1; wave < WAVES; ++wave) total += sums[wave * PITCH + head];
+        return total;
+    }
+};
+
+constexpr int HELD = ValueMap::PIECES * ValueMap::VECTOR;  // elements of a head that a lane mixes
+// Lane groups of a wave whose sums go to shared memory; a butterfly before adds those of the others.
+constexpr int GROUPS_THAT_FIT = PowerOfTwoTo<(SHARED < 64 * WAVES * MIXED ? SHARED / (WAVES * MIXED) : 64)>::value;
+constexpr int GROUPS = ValueMap::KEYS < GROUPS_THAT_FIT ? ValueMap::KEYS : GROUPS_THAT_FIT;
+static_assert(GROUPS * WAVES * MIXED <= SHARED, "attention: mixed values do not fit");
+
+// mixed[head * HEAD_SIZE + d] = sum over the split's visible keys of factor * value, by the whole block: each
+// lane group takes every (KEYS * WAVES)-th key, then a butterfly over the groups of a wave, then waves in
+// ascending order. `partial` is shared, (WAVES, GROUPS, MIXED); its reader must pass a barrier first.
+SIMT_DEVICE void mix(const float* factors, const ValueReader& values, ValueStream& stream, float* partial) {
     using M = ValueMap;
     float sums[HEADS * HELD];
     SIMT_UNROLL
     for (int i = 0; i < HEADS * HELD; ++i) sums[i] = 0.0f;
-    ValueBatch behind;
-    for (int step = 0; step < M::STEPS; step += 2 * VALUE_BATCH) {
-        values.load_if_reached(behind, step + VALUE_BATCH);
-        mix_batch(weights, values, ahead, step, sums);
-        if (M::STEPS == VALUE_BATCH) break;
-        values.load_if_reached(ahead, step + 2 * VALUE_BATCH);
-        mix_batch(weights, values, behind, step + VALUE_BATCH, sums);
-    }
-    simt::butterfly<SIMT_WAVE / 2, M::LANES>(sums, HEADS * HELD);
-    if (simt::lane() >= M::LANES) return;
+    stream.walk(values, [&](const Batch<V, M, ValueStream::COUNT>& batch, int step) {
+        SIMT_UNROLL
+        for (int i = 0; i < ValueStream::COUNT; ++i) {
+            SIMT_UNROLL
+            for (int piece = 0; piece < M::PIECES; ++piece) {
+                if (!M::inside(piece)) continue;
+                const int block = V::SCALED ? M::element(piece) / kv::BLOCK : 0;
+                float factor[PITCH], x[M::VECTOR];
+                copy<PITCH>(factors + block * FACTOR_PITCH + M::key(step + i) * PITCH, factor);
+                batch.decode(i, piece, x);
+                SIMT_UNROLL
+                for (int head = 0; head < HEADS; ++head) {
+                    SIMT_UNROLL
+                    for (int j = 0; j < M::VECTOR; ++j) {
+                        float& sum = sums[head * HELD + piece * M::VECTOR + j];
+                        sum = simt::fma(factor[head], x[j], sum);
+                    }
+                }
+            }
+        }
+    });
+    simt::butterfly<SIMT_WAVE / 2, M::LANES * GROUPS>(sums, HEADS * HELD);
+    const int group = simt::lane() / M::LANES;
+    if (group >= GROUPS) return;
     SIMT_UNROLL
     for (int head = 0; head < HEADS; ++head) {
         SIMT_UNROLL
         for (int piece = 0; piece < M::PIECES; ++piece) {
             if (!M::inside(piece)) continue;
-            float* target = partial + simt::wave() * MIXED + head * HEAD_SIZE + M::element(piece);
-            const float* source = sums + head * HELD + piece * M::VECTOR;
-            if constexpr (M::VECTOR % 4 == 0) {
-                SIMT_UNROLL
-                for (int j = 0; j < M::VECTOR; j += 4) {
-                    *reinterpret_cast<Four*>(target + j) = {source[j], source[j + 1], source[j + 2], source[j + 3]};
-                }
-            } else {
-                SIMT_UNROLL
-                for (int j = 0; j < M::VECTOR; ++j) target[j] = source[j];
-            }
+            float* row = partial + (simt::wave() * GROUPS + group) * MIXED + head * HEAD_SIZE;
+            put<M::VECTOR>(sums + head * HELD + piece * M::VECTOR, row + M::element(piece));
         }
     }
 }
 
-// Element i of the block's mixed values: waves in ascending order.
+// Element i of the block's mixed values: the rest of each wave's butterfly, then waves in ascending order.
 SIMT_DEVICE float mixed_value(const float* partial, int i) {
-    float sum = partial[i];
+    float sum = 0.0f;
     SIMT_UNROLL
-    for (int wave = 1; wave < WAVES; ++wave) sum += partial[wave * MIXED + i];
+    for (int wave = 0; wave < WAVES; ++wave) {
+        float v[GROUPS];
+        SIMT_UNROLL
+        for (int group = 0; group < GROUPS; ++group) v[group] = partial[(wave * GROUPS + group) * MIXED + i];
+        SIMT_UNROLL
+        for (int offset = GROUPS / 2; offset > 0; offset /= 2) {
+            SIMT_UNROLL
+            for (int group = 0; group < offset; ++group) v[group] += v[group + offset];
+        }
+        sum = wave == 0 ? v[0] : sum + v[0];
+    }
     return sum;
 }
 
@@ -331,11 +449,9 @@ SIMT_DEVICE int first_head() { return kv_head() * GROUP + simt::block_x() % HEAD
 // The last pass of a group may hold fewer heads.
 SIMT_DEVICE int head_count() { return simt::min(HEADS, (kv_head() + 1) * GROUP - first_head()); }
 
-// The queries of the block's heads of one row of `heads` heads, into shared memory.
-SIMT_DEVICE void stage_queries(const float* q, int64_t row, int heads, float* query) {
-    const int held = head_count() * HEAD_SIZE;
-    const float* source = q + (row * heads + first_head()) * HEAD_SIZE;
-    for (int i = simt::thread(); i < MIXED; i += SIMT_BLOCK) query[i] = i < held ? source[i] : 0.0f;
+// The queries of the block's heads of one row of `heads` heads.
+SIMT_DEVICE const float* queries(const float* q, int64_t row, int heads) {
+    return q + (row * heads + first_head()) * HEAD_SIZE;
 }
 
 }  // namespace attention
