@@ -45,9 +45,11 @@ constexpr int MIXED = HEADS * HEAD_SIZE;              // results of one row
 constexpr int PITCH = PowerOfTwoFrom<HEADS>::value;  // floats per key in `weights`: one for each head
 
 // How a wave's lanes lie over rows of HEAD_SIZE elements: LANES of them over a key's row, KEYS rows side by
-// side. A lane has PIECES pieces of VECTOR neighbouring elements, LANES * VECTOR apart.
-template <class S, int DIMENSIONS>
+// side. A lane has PIECES pieces of VECTOR neighbouring elements, LANES * VECTOR apart. WITH_SCALES: it loads
+// the scale of each.
+template <class S, int DIMENSIONS, bool WITH_SCALES>
 struct Map {
+    static constexpr bool SCALES = WITH_SCALES;
     static constexpr int WIDEST = S::LOADED < DIMENSIONS ? S::LOADED : DIMENSIONS;
     static constexpr int DIVISOR = HEAD_SIZE & -HEAD_SIZE;  // the largest power of two that divides it
     static constexpr int VECTOR = WIDEST < DIVISOR ? WIDEST : DIVISOR;
@@ -73,8 +75,8 @@ struct Map {
 
 // Elements per lane: as many as registers hold for all heads, because what they add up by themselves needs
 // no exchange between lanes.
-using KeyMap = Map<K, (HEADS <= 4 ? 16 : 8)>;
-using ValueMap = Map<V, (HEAD_SIZE > 256 ? 16 : 8)>;
+using KeyMap = Map<K, (HEADS <= 4 ? 16 : 8), K::SCALED>;
+using ValueMap = Map<V, (HEAD_SIZE > 256 ? 16 : 8), false>;
 
 // One KV head's rows of a sequence, from position 0 on.
 template <class S>
@@ -95,7 +97,7 @@ struct Side {
 template <class S, class M, int COUNT>
 struct Batch {
     kv::Words<M::WORDS> raw[COUNT][M::PIECES];
-    uint16_t scale[COUNT][M::PIECES];
+    uint16_t scale[M::SCALES ? COUNT : 1][M::PIECES];
 
     SIMT_DEVICE void decode(int i, int piece, float (&x)[M::VECTOR]) const {
         SIMT_UNROLL
@@ -145,7 +147,7 @@ struct Reader {
                 const uint32_t element = static_cast<uint32_t>(M::element(piece));
                 const uint32_t at = key * pitch_nbytes + element * sizeof(typename S::Element);
                 batch.raw[i][piece].load(rows + at);
-                if constexpr (S::SCALED) {
+                if constexpr (M::SCALES) {
                     batch.scale[i][piece] = scales[key * (HEAD_SIZE / kv::BLOCK) + element / kv::BLOCK];
                 }
             }

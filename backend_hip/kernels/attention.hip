@@ -38,7 +38,6 @@ SIMT_KERNEL_RESIDENT(attention::RESIDENT_ROWS, attention_rows, const float* q, c
 
     for (int i = simt::thread(); i < rows * MIXED; i += SIMT_BLOCK) held[i] = 0.0f;
     for (int i = simt::thread(); i < rows * HEADS; i += SIMT_BLOCK) merges[i].clear();
-    simt::sync();
 
     const auto seen_of = [&](int row) { return seen_by(step, first_row + row, window); };
     const int end = seen_of(rows - 1).end;
