@@ -280,11 +280,13 @@ def attention(
         )
         return
     splits, partials = flow.splits.count, flow.splits.partials
+    units = flow.kernels.device.compute_units
+    shares = attention_shape.shares(splits, blocks * flow.tokens, units)
     flow.kernels.launch(
         ("attention_split", f"{kv_types}@{sizes}", "any"),
-        (blocks, flow.tokens * splits),
+        (blocks, flow.tokens * shares),
         *(q.pointer, keys, values, out.pointer, partials, flow.step),
-        *(splits, heads, cache_rows, window, scale),
+        *(splits, shares, heads, cache_rows, window, scale),
     )
     if splits > 1:
         flow.kernels.launch(

@@ -211,7 +211,7 @@ def _rows() -> Iterable[KernelRow]:
         heads = types | {"sized": "HEAD_SIZE", "grouped": True}
         rows = heads | {"entry": "attention_rows"}
         yield _row("attention", "attention.hip", "PPPPPiiiif", 4 * WAVE, **rows)
-        yield _row("attention_split", "attention.hip", "PPPPPPiiiif", 4 * WAVE, **heads)
+        yield _row("attention_split", "attention.hip", "PPPPPPiiiiif", 4 * WAVE, **heads)
     yield _row(
         "attention_merge", "attention_merge.hip", "PPPii", 4 * WAVE, sized="HEAD_SIZE", grouped=True
     )

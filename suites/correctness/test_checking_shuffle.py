@@ -85,12 +85,14 @@ def _attention(lab: Lab) -> Launch:
 
 
 def _attention_split(lab: Lab) -> Launch:
-    group, size, context = 2, 64, SPLIT_KEYS - 5
+    """One block with both splits of a row."""
+    group, size, context, splits, shares = 2, 64, SPLIT_KEYS + 20, 2, 1
     q, out = (lab.buffer(_normal(seed, 1, group, size)) for seed in (1, 2))
     key = ("attention_split", f"f32,f32@{size}x{group}", "any")
-    partials = lab.buffer(_normal(5, group, size + PARTIAL_EXTRA))
-    arguments = (q, *_cache(lab, size, context), out, partials, "step", 1, 1, context, 0, 0.125)
-    return _launch(lab, key, (1, 1), *arguments, position=context - 1)
+    partials = lab.buffer(_normal(5, group, splits, size + PARTIAL_EXTRA))
+    buffers = (q, *_cache(lab, size, context), out, partials, "step")
+    arguments = (*buffers, splits, shares, 1, context, 0, 0.125)
+    return _launch(lab, key, (1, shares), *arguments, position=context - 1)
 
 
 def _attention_merge(lab: Lab) -> Launch:
@@ -232,7 +234,7 @@ CASES = (
     BarrierCase("delta_net.hip", 0, _delta_rule, "delta_rule"),
     BarrierCase("delta_net.hip", 2, _delta_rule, "delta_rule"),
     *(BarrierCase("attention.hip", i, _attention, "attention_rows") for i in range(5)),
-    *(BarrierCase("attention.hip", i, _attention_split, "attention_split") for i in range(5, 9)),
+    *(BarrierCase("attention.hip", i, _attention_split, "attention_split") for i in range(5, 10)),
     *(BarrierCase("attention_merge.hip", i, _attention_merge, "attention_merge") for i in range(3)),
     BarrierCase("route.hip", 0, _group_by_expert, "group_by_expert"),
     BarrierCase("route.hip", 1, _group_by_expert, "group_by_expert"),
