@@ -14,7 +14,6 @@ _HEADS_PER_BLOCK = 8
 _RESULTS_PER_BLOCK = 1024
 _MERGED_PER_BLOCK = 2048  # rows times heads times head size, in 8 KiB
 _MOST_ROWS = 16  # times heads
-_RESIDENT = 4  # blocks of attention_split that a compute unit holds at once (kernels/attention.hip)
 
 
 def passes(head_size: int, group: int) -> int:
@@ -43,12 +42,6 @@ def defines(head_size: int, group: int) -> tuple[tuple[str, int], ...]:
         ("ROWS_PER_BLOCK", rows_per_block(head_size, group)),
         ("SPLIT_KEYS", SPLIT_KEYS),
     )
-
-
-def shares(splits: int, blocks: int, compute_units: int) -> int:
-    """Blocks that share a row's splits, of a grid with `blocks` for one split of every row: as many
-    as run at once, so that each asks for one split's keys while it works on another's."""
-    return max(min(splits, _RESIDENT * compute_units // blocks), 1)
 
 
 def splits_for(positions: int) -> int:

@@ -280,13 +280,11 @@ def attention(
         )
         return
     splits, partials = flow.splits.count, flow.splits.partials
-    units = flow.kernels.device.compute_units
-    shares = attention_shape.shares(splits, blocks * flow.tokens, units)
     flow.kernels.launch(
         ("attention_split", f"{kv_types}@{sizes}", "any"),
-        (blocks, flow.tokens * shares),
+        (blocks, flow.tokens * splits),
         *(q.pointer, keys, values, out.pointer, partials, flow.step),
-        *(splits, shares, heads, cache_rows, window, scale),
+        *(splits, heads, cache_rows, window, scale),
     )
     if splits > 1:
         flow.kernels.launch(

@@ -209,9 +209,11 @@ def _rows() -> Iterable[KernelRow]:
         }
         yield _row("kv_write", "kv_write.hip", "PPPPPiii", 64, **types)
         heads = types | {"sized": "HEAD_SIZE", "grouped": True}
+        if "q8_0" in (type_k, type_v):  # by the matrix unit's products of bytes
+            heads |= {"waves": (32,), "claims": ("wmma",)}
         rows = heads | {"entry": "attention_rows"}
         yield _row("attention", "attention.hip", "PPPPPiiiif", 4 * WAVE, **rows)
-        yield _row("attention_split", "attention.hip", "PPPPPPiiiiif", 4 * WAVE, **heads)
+        yield _row("attention_split", "attention.hip", "PPPPPPiiiif", 4 * WAVE, **heads)
     yield _row(
         "attention_merge", "attention_merge.hip", "PPPii", 4 * WAVE, sized="HEAD_SIZE", grouped=True
     )
