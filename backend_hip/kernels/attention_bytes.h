@@ -198,7 +198,9 @@ struct ByteMix {
     struct Weigh {
         Scales scales;
 
-        SIMT_DEVICE void open(const Reader<S>& reader) { scales.load(reader.template scales_of<false>(simt::thread(), 0)); }
+        SIMT_DEVICE void open(const Reader<S>& reader) {
+            scales.load(reader.template scales_of<false>(simt::thread(), 0));
+        }
         // most[wave * COLUMNS + block] = bits of the largest scale of a wave's keys.
         SIMT_DEVICE void announce(float* most) const {
             float largest[COLUMNS];
