@@ -9,22 +9,29 @@ PARTIAL_EXTRA = 2  # floats beside a head's values in a split's partial result
 LARGEST_HEAD = 512  # elements: 16 for each lane of a wave of 32
 
 _HEADS_PER_BLOCK = 8
-_RESULTS_PER_BLOCK = 1024  # heads times head size: what four waves mix in 16 KiB of shared memory
-_QUERIES_PER_BLOCK = 2048  # rows times heads times head size, in 8 KiB
-_WEIGHTS_PER_KEY = 16  # rows times heads, in 8 KiB
+# Heads, padded to a power of two, times head size: what four waves mix in 16 KiB of shared memory,
+# and the weights of a split, times the scale of each block of 32 values, in another 16 KiB.
+_RESULTS_PER_BLOCK = 1024
+_MERGED_PER_BLOCK = 2048  # rows times heads times head size, in 8 KiB
+_MOST_ROWS = 16  # times heads
 
 
 def passes(head_size: int, group: int) -> int:
     """Blocks that share the query heads of one KV head between them."""
-    most = max(min(_HEADS_PER_BLOCK, _RESULTS_PER_BLOCK // head_size), 1)
+    fitting = max(min(_HEADS_PER_BLOCK, _RESULTS_PER_BLOCK // head_size), 1)
+    most = 1 << (fitting.bit_length() - 1)
     return -(-group // most)
 
 
 def rows_per_block(head_size: int, group: int) -> int:
     """Consecutive rows of one sequence that a block serves with each key that it reads."""
     heads = -(-group // passes(head_size, group))
-    padded = 1 << (heads - 1).bit_length()
-    return max(min(_QUERIES_PER_BLOCK // (heads * head_size), _WEIGHTS_PER_KEY // padded), 1)
+    return max(min(_MERGED_PER_BLOCK // (heads * head_size), _MOST_ROWS // padded(heads)), 1)
+
+
+def padded(heads: int) -> int:
+    """Heads of a block as the kernel lays their weights out: a power of two."""
+    return 1 << (heads - 1).bit_length()
 
 
 def defines(head_size: int, group: int) -> tuple[tuple[str, int], ...]:

@@ -247,6 +247,8 @@ def _rows() -> Iterable[KernelRow]:
             row = types | {"variant": name, "defines": (*types["defines"], *turned)}
             yield _row("rope_store", "rope_store.hip", "PPPPPPPPPiiiiiif", 128, **row)
         heads = types | {"sized": "HEAD_SIZE", "grouped": True}
+        if "q8_0" in (type_k, type_v):  # by the matrix unit's products of bytes
+            heads |= {"waves": (32,), "claims": ("wmma",)}
         rows = heads | {"entry": "attention_rows"}
         yield _row("attention", "attention.hip", "PPPPPiiiif", 4 * WAVE, **rows)
         yield _row("attention_split", "attention.hip", "PPPPPPiiiif", 4 * WAVE, **heads)

@@ -7,7 +7,26 @@
 #endif
 
 constexpr int SLOTS = (HEAD_SIZE + SIMT_BLOCK - 1) / SIMT_BLOCK;  // values per thread
-constexpr int AHEAD = 4;                                          // splits whose values are in flight
+constexpr int AHEAD = 16 / SLOTS;                                 // splits whose values are in flight
+constexpr int COMPARED = 8;                                       // maxima that are read at once
+
+// This thread's values of AHEAD neighbouring splits.
+struct Values {
+    float of[AHEAD][SLOTS];
+
+    // From split i of `count`, whose values are `pitch` floats apart; 0 behind the last.
+    SIMT_DEVICE void load(const float* batch, int pitch, int i, int count) {
+        SIMT_UNROLL
+        for (int j = 0; j < AHEAD; ++j) {
+            SIMT_UNROLL
+            for (int slot = 0; slot < SLOTS; ++slot) {
+                const int d = slot * SIMT_BLOCK + simt::thread();
+                const bool there = i + j < count && d < HEAD_SIZE;
+                of[j][slot] = there ? batch[static_cast<int64_t>(i + j) * pitch + d] : 0.0f;
+            }
+        }
+    }
+};
 
 // partials (rows, heads, splits, HEAD_SIZE + 2); out (rows, heads, HEAD_SIZE). Grid: (heads, rows).
 SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* step, int32_t splits,
@@ -38,27 +57,24 @@ SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* s
             maxima[thread] = batch[static_cast<int64_t>(thread) * PITCH + HEAD_SIZE];
             totals[thread] = batch[static_cast<int64_t>(thread) * PITCH + HEAD_SIZE + 1];
         }
+        Values even, odd;  // one on its way, one at work
+        even.load(batch, PITCH, 0, count);
         simt::sync();
         // The factors of split t follow from the largest maximum before it: a thread for each.
         if (thread < count) {
             Merge own = merge;
-            for (int i = 0; i < thread; ++i) own.maximum = simt::max(own.maximum, maxima[i]);
+            for (int i = 0; i < thread; i += COMPARED) {
+                SIMT_UNROLL
+                for (int j = 0; j < COMPARED; ++j) {
+                    if (i + j < thread) own.maximum = simt::max(own.maximum, maxima[i + j]);
+                }
+            }
             own.take(maxima[thread], totals[thread]);
             befores[thread] = own.before;
             nows[thread] = own.now;
         }
         simt::sync();
-        for (int i = 0; i < count; i += AHEAD) {
-            float loaded[AHEAD][SLOTS];
-            SIMT_UNROLL
-            for (int j = 0; j < AHEAD; ++j) {
-                SIMT_UNROLL
-                for (int slot = 0; slot < SLOTS; ++slot) {
-                    const int d = slot * SIMT_BLOCK + thread;
-                    const bool there = i + j < count && d < HEAD_SIZE;
-                    loaded[j][slot] = there ? batch[static_cast<int64_t>(i + j) * PITCH + d] : 0.0f;
-                }
-            }
+        const auto take = [&](const Values& loaded, int i) {
             SIMT_UNROLL
             for (int j = 0; j < AHEAD; ++j) {
                 if (i + j >= count) break;
@@ -68,9 +84,15 @@ SIMT_KERNEL(attention_merge, const float* partials, float* out, const int32_t* s
                 merge.maximum = simt::max(merge.maximum, maxima[i + j]);
                 SIMT_UNROLL
                 for (int slot = 0; slot < SLOTS; ++slot) {
-                    values[slot] = merge.value(values[slot], loaded[j][slot]);
+                    values[slot] = merge.value(values[slot], loaded.of[j][slot]);
                 }
             }
+        };
+        for (int i = 0; i < count; i += 2 * AHEAD) {
+            odd.load(batch, PITCH, i + AHEAD, count);
+            take(even, i);
+            even.load(batch, PITCH, i + 2 * AHEAD, count);
+            take(odd, i + AHEAD);
         }
         simt::sync();  // all have read the factors before the next splits overwrite them
     }

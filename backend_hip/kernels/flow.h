@@ -27,6 +27,10 @@ SIMT_DEVICE int32_t field(const int32_t* step, int row, RowField which) {
 SIMT_DEVICE int32_t token(const int32_t* step, int row) { return field(step, row, TOKEN); }
 SIMT_DEVICE int32_t position(const int32_t* step, int row) { return field(step, row, POSITION); }
 SIMT_DEVICE int32_t sequence(const int32_t* step, int row) { return field(step, row, SEQUENCE); }
+// All of a row's fields, in one load.
+SIMT_DEVICE simt::Quad fields(const int32_t* step, int row) {
+    return simt::load16(step + ROWS + FIELDS * row);
+}
 // Cache rows are counted in 64 bits, because all that follows multiplies them.
 SIMT_DEVICE int64_t cache_start(const int32_t* step, int row) { return field(step, row, CACHE); }
 

@@ -32,7 +32,8 @@ struct Words {
     }
 };
 
-// LOADED: elements in 16 bytes. decode(word, x) gives the elements of one word.
+// LOADED: elements in 16 bytes. decode(word, x) gives the elements of one word. (Of q8_0 products are made
+// of bytes as they are.)
 template <int TYPE>
 struct Storage;
 
@@ -58,10 +59,6 @@ template <>
 struct Storage<2> {
     using Element = int8_t;
     static constexpr bool SCALED = true;
-    static constexpr int LOADED = 16;
-    SIMT_DEVICE static void decode(uint32_t word, float* x) {
-        simt::signed_bytes_to_floats(word, x);
-    }
 };
 
 // Where the scales of a cache tensor of `rows` rows of `width` elements begin.

@@ -12,9 +12,11 @@ struct Seen {
 };
 
 // window 0: none; else keys at distance >= window are masked.
-SIMT_DEVICE Seen seen_by(const int32_t* step, int row, int window) {
-    const int position = flow::position(step, row);
+SIMT_DEVICE Seen seen_from(int position, int window) {
     return {window > 0 && position >= window ? position - window + 1 : 0, position + 1};
+}
+SIMT_DEVICE Seen seen_by(const int32_t* step, int row, int window) {
+    return seen_from(flow::position(step, row), window);
 }
 
 }  // namespace attention

@@ -34,6 +34,7 @@
 //   simt::spread_sum<HIGH>(values)   the steps HIGH .. 1 of as many columns as a power of two; a lane gets
 //                       only columns first .. first + count - 1, count = max(N / (2 HIGH), 1), in values[0 ..],
 //                       and the call returns first. Half as many exchanges, the same bits.
+//   simt::spread_max<HIGH>(values)   the same with the greatest values
 //
 // Arithmetic is bit-equal on every platform: contraction is off, a fused multiply-add is simt::fma, and
 // wave_sum is one butterfly (offset SIMT_WAVE/2 .. 1, v = v + shuffle_xor(v, offset)). The bits of a NaN
@@ -213,6 +214,30 @@ SIMT_DEVICE float wave_max(float v) {
   return v;
 }
 #endif
+
+// The greatest of a wave's values as spread_sum adds them; a NaN may be dropped.
+template <int HIGH, int N>
+SIMT_DEVICE int spread_max(float (&values)[N]) {
+  int first = 0;
+  int count = N;
+  SIMT_UNROLL
+  for (int offset = HIGH; offset > 0; offset /= 2) {
+    if (count == 1) {
+      values[0] = max(values[0], shuffle_xor(values[0], offset));
+      continue;
+    }
+    count /= 2;
+    const bool upper = (thread() & offset) != 0;
+    if (upper) first += count;
+    SIMT_UNROLL
+    for (int column = 0; column < N / 2; ++column) {
+      if (column >= count) continue;
+      const float low = values[column], high = values[column + count];
+      values[column] = max(upper ? high : low, shuffle_xor(upper ? low : high, offset));
+    }
+  }
+  return first;
+}
 
 }  // namespace simt
 #endif

@@ -11,6 +11,7 @@ from backend_hip import ops
 from backend_hip.attention_shape import (
     PARTIAL_EXTRA,
     SPLIT_KEYS,
+    padded,
     passes,
     rows_per_block,
     split_bucket,
@@ -187,7 +188,10 @@ def test_rows_of_a_sequence(case: AttentionCase, device: Device) -> None:
         case.types.split(","), (keys, values), (bench.k, bench.v), strict=True
     ):
         assert held.tobytes() == stored(kind, written).tobytes()
-    want, limit = bounds.attention(bench.q[start:], keys, values, start, case.window, case.scale)
+    kinds = case.types.split(",")
+    want, limit = bounds.attention(
+        bench.q[start:], keys, values, start, case.window, case.scale, (kinds[0], kinds[1])
+    )
     result = compare(got.astype(np.float64), want, limit)
     assert result.elements == case.tokens * case.heads * case.head_size
     assert result.ok, result.reason()
@@ -316,14 +320,57 @@ def test_q8_0_says_so_where_a_value_is_not_finite(device: Device) -> None:
         assert np.isfinite(values).all()
 
 
+def test_q8_0_beside_large_elements(device: Device) -> None:
+    """Queries and scales whose largest is far above the rest, which units are shares of."""
+    case = AttentionCase(S + 40, 5, 4, 1, 128, None, "q8_0,q8_0")
+    start = case.length - case.tokens
+    with Lab(device) as lab:
+        bench = Bench(lab, case)
+        bench.q[:, 0, 5] = 1e4
+        bench.q[:, 1] *= 1e-20
+        bench.q[:, 2] = 0
+        bench.k[:, 0, 5] = 0
+        bench.v[7] *= 1e4
+        bench.v[S:] *= 1e-9
+        bench.open(case.length + SPARE)
+        bench.write()
+        got = bench.attend(range(start, case.length))
+        keys, values = bench.contents()
+    want, limit = bounds.attention(
+        bench.q[start:], keys, values, start, None, case.scale, ("q8_0", "q8_0")
+    )
+    result = compare(got.astype(np.float64), want, limit)
+    assert result.ok, result.reason()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_q8_0_gives_nan_where_a_query_or_a_block_is_not_finite(bad: float, device: Device) -> None:
+    case = AttentionCase(5, 1, 4, 1, 64, None, "q8_0,q8_0")
+    for side in ("q", "k", "v"):
+        with Lab(device) as lab:
+            bench = Bench(lab, case)
+            getattr(bench, side)[-1, 0, 40] = bad
+            bench.open(5)
+            bench.write()
+            got = bench.attend([4]).reshape(4, 64)
+        hit: Any = {"q": np.s_[0], "k": np.s_[:], "v": np.s_[:, 32:]}[side]
+        assert np.isnan(got[hit]).all(), side
+        if side == "q":
+            assert np.isfinite(got[1:]).all()
+        if side == "v":
+            assert np.isfinite(got[:, :32]).all()
+
+
 def test_shapes_stay_within_shared_memory() -> None:
-    for size in (2, 32, 36, 64, 128, 256, 512):
+    for size in (2, 32, 36, 64, 96, 128, 192, 256, 512):
         for group in (1, 2, 3, 4, 5, 7, 8, 9, 16, 32):
             heads = -(-group // passes(size, group))
             rows = rows_per_block(size, group)
             assert heads * passes(size, group) >= group
-            padded = 1 << (heads - 1).bit_length()
-            floats = rows * (2 * heads * size + SPLIT_KEYS * padded) + 4 * heads * size
+            # Parts of scores and of mixed values, weights times scales, merged rows.
+            assert 4 * padded(heads) * size <= 4096, (size, group)
+            factors = -(-size // 32) * (SPLIT_KEYS * padded(heads) + 8)
+            floats = 4096 + factors + rows * heads * size
             assert floats * 4 <= 47 * 1024, (size, group)
 
 

@@ -17,6 +17,8 @@ from backend_hip.registry import Key
 from backend_hip.runtimes.checking import Checking, recover, set_checking
 from backend_hip.tuning import shape_of
 from reference.model.errors import DeviceError
+from reference.model.quant import FORMATS
+from reference.quantise import quantise
 from suites.correctness.checks import barriers_in, checked, finding, without_barrier
 from suites.correctness.fused import (
     FusedLaunch,
@@ -73,27 +75,42 @@ def _delta_rule(lab: Lab) -> Launch:
     return _launch(lab, key, (heads, 1), *values, rows=count)
 
 
-def _cache(lab: Lab, size: int, context: int) -> tuple[Buffer, Buffer]:
-    keys, values = (lab.buffer(normal(seed, context, 1, size)) for seed in (3, 4))
-    return keys, values
+def _cache(lab: Lab, kind: str, size: int, context: int) -> tuple[Buffer, Buffer]:
+    """Keys and values of one KV head, which is whole blocks."""
+    keys, values = (normal(seed, context, size) for seed in (3, 4))
+    if kind == "f32":
+        return lab.buffer(keys), lab.buffer(values)
+    packed = (quantise(FORMATS[kind.upper()], side) for side in (keys, values))
+    # Bytes of all rows, then the scales that stood before each block of them.
+    blocks = [side.reshape(-1, 34) for side in packed]
+    first, second = (np.concatenate([b[:, 2:].ravel(), b[:, :2].ravel()]) for b in blocks)
+    return lab.buffer(first), lab.buffer(second)
 
 
-def _attention(lab: Lab) -> Launch:
+def _attention(kind: str) -> Setup:
     """Three rows whose keys lie in two splits."""
-    count, group, size, context = 3, 2, 64, SPLIT_KEYS + 20
-    q, out = (lab.buffer(normal(seed, count, group, size)) for seed in (1, 2))
-    key = ("attention", f"f32,f32@{size}x{group}", "any")
-    arguments = (q, *_cache(lab, size, context), out, "step", count, 1, context, 0, 0.125)
-    return _launch(lab, key, (1, 1), *arguments, position=context - count, rows=count)
+
+    def setup(lab: Lab) -> Launch:
+        count, group, size, context = 3, 2, 64, SPLIT_KEYS + 20
+        q, out = (lab.buffer(normal(seed, count, group, size)) for seed in (1, 2))
+        key = ("attention", f"{kind},{kind}@{size}x{group}", "any")
+        cache = _cache(lab, kind, size, context)
+        arguments = (q, *cache, out, "step", count, 1, context, 0, 0.125)
+        return _launch(lab, key, (1, 1), *arguments, position=context - count, rows=count)
+
+    return setup
 
 
-def _attention_split(lab: Lab) -> Launch:
-    group, size, context = 2, 64, SPLIT_KEYS - 5
-    q, out = (lab.buffer(normal(seed, 1, group, size)) for seed in (1, 2))
-    key = ("attention_split", f"f32,f32@{size}x{group}", "any")
-    partials = lab.buffer(normal(5, group, size + PARTIAL_EXTRA))
-    arguments = (q, *_cache(lab, size, context), out, partials, "step", 1, 1, context, 0, 0.125)
-    return _launch(lab, key, (1, 1), *arguments, position=context - 1)
+def _attention_split(kind: str) -> Setup:
+    def setup(lab: Lab) -> Launch:
+        group, size, context = 2, 64, SPLIT_KEYS - 5
+        q, out = (lab.buffer(normal(seed, 1, group, size)) for seed in (1, 2))
+        key = ("attention_split", f"{kind},{kind}@{size}x{group}", "any")
+        partials = lab.buffer(normal(5, group, size + PARTIAL_EXTRA))
+        buffers = (q, *_cache(lab, kind, size, context), out, partials, "step")
+        return _launch(lab, key, (1, 1), *buffers, 1, 1, context, 0, 0.125, position=context - 1)
+
+    return setup
 
 
 def _attention_merge(lab: Lab) -> Launch:
@@ -221,8 +238,14 @@ CASES = (
     BarrierCase("rms_norm.hip", 0, _add_rms_norm, "add_rms_norm"),
     BarrierCase("delta_net.hip", 0, _delta_rule, "delta_rule"),
     BarrierCase("delta_net.hip", 2, _delta_rule, "delta_rule"),
-    *(BarrierCase("attention.hip", i, _attention, "attention_rows") for i in range(5)),
-    *(BarrierCase("attention.hip", i, _attention_split, "attention_split") for i in range(5, 9)),
+    # The byte unit's, and the one behind staged queries, are passed for q8_0 alone.
+    *(BarrierCase("attention.hip", i, _attention("q8_0"), "attention_rows") for i in range(2)),
+    *(BarrierCase("attention.hip", i, _attention("f32"), "attention_rows") for i in range(2, 7)),
+    BarrierCase("attention.hip", 7, _attention_split("q8_0"), "attention_split"),
+    *(
+        BarrierCase("attention.hip", i, _attention_split("f32"), "attention_split")
+        for i in range(8, 12)
+    ),
     *(BarrierCase("attention_merge.hip", i, _attention_merge, "attention_merge") for i in range(3)),
     BarrierCase("route.hip", 0, _group_by_expert, "group_by_expert"),
     BarrierCase("route.hip", 1, _group_by_expert, "group_by_expert"),

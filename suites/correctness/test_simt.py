@@ -50,6 +50,12 @@ SIMT_DEVICE void spread(const float* in, float* out, int32_t* first) {
   first[simt::thread()] = simt::spread_sum<HIGH>(values);
   for (int c = 0; c < N; ++c) out[simt::thread() * 8 + c] = values[c];
 }
+SIMT_KERNEL(spread_most, const float* in, float* out, int32_t* first) {
+  float values[4];
+  for (int c = 0; c < 4; ++c) values[c] = in[simt::thread() * 4 + c];
+  first[simt::thread()] = simt::spread_max<SIMT_WAVE / 2>(values);
+  out[simt::thread()] = values[0];
+}
 SIMT_KERNEL(spread_4_of_8, const float* in, float* out, int32_t* first) {
   spread<4, 4>(in, out, first);
 }
@@ -190,6 +196,16 @@ def test_a_spread_sum_has_the_bits_of_the_butterfly(columns: int, lanes: int, ru
     # Every group of lanes holds every column.
     for group in first.reshape(-1, lanes):
         assert set(group) == set(range(0, columns, kept))
+
+
+def test_a_spread_max_is_the_greatest_of_the_wave(run: Run) -> None:
+    values = np.random.default_rng(6).standard_normal((BLOCK, 4)).astype(np.float32)
+    outs = (np.zeros(BLOCK, dtype=np.float32), np.zeros(BLOCK, dtype=np.int32))
+    _, got, first = run("spread_most", "PPP", (1, 1), values, *outs)
+    greatest = values.reshape(-1, WAVE, 4).max(axis=1)
+    for wave, column in enumerate(first.reshape(-1, WAVE)):
+        assert set(column) == set(range(4))
+        assert np.array_equal(got.reshape(-1, WAVE)[wave], greatest[wave, column])
 
 
 def test_words_become_bytes_and_halves_exactly(run: Run) -> None:

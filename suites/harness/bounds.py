@@ -9,17 +9,27 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from backend_hip.attention_shape import SPLIT_KEYS
 from reference import ops
 from reference.attention import attention as exact_attention
 from reference.dequant import dequantise, magnitudes
 from reference.half import half_rows, half_weights
+from reference.kv_cache import BLOCK_STORAGE
 from reference.model.spec import Activation, Pairing
 from reference.model.weights import Tensor
 from suites.harness import sensitivity
 from suites.harness.compare import Array
 from suites.harness.promises import promise
-from suites.harness.tolerances import SECOND_ORDER, SMALLEST_NORMAL, SPLIT_FLOOR, row, summation
+from suites.harness.tolerances import (
+    BYTE_UNIT,
+    SECOND_ORDER,
+    SMALLEST_NORMAL,
+    SPLIT_FLOOR,
+    row,
+    summation,
+)
 
 Bounded = tuple[Array, Array]
 # How path matrix rounds weights: to halves, or not at all where few columns meet a K format.
@@ -29,6 +39,7 @@ EXACT_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 # A float64 block of a weight matrix and its absolute value hold about this many elements each, so
 # that a vocabulary of 262,144 rows needs tens of megabytes and not gigabytes.
 BLOCK_ELEMENTS = 1 << 21
+BLOCK = 32  # elements of a head that share a scale in BLOCK_STORAGE
 
 
 def embed(table: Tensor, tokens: tuple[int, ...], scale: float) -> Bounded:
@@ -136,9 +147,15 @@ def rope(
 
 
 def attention(
-    q: Array, keys: Array, values: Array, start: int, window: int | None, scale: float
+    q: Array,
+    keys: Array,
+    values: Array,
+    start: int,
+    window: int | None,
+    scale: float,
+    kv_types: tuple[str, str],
 ) -> Bounded:
-    """(T, H, D) over (n, KVH, D) in storage type -> (T, H*D).
+    """(T, H, D) over (n, KVH, D), what a cache of `kv_types` gives back -> (T, H*D).
 
     With P the exact weights, e the error of a score and out the result, a change d_j of weight j
     moves the result by P_j d_j (v_j - out); |d_j| is at most the score's error, one rounding of
@@ -163,7 +180,10 @@ def attention(
         below = score - score.max(axis=1, keepdims=True)
         weight = np.exp(below)
         weight /= weight.sum(axis=1, keepdims=True)
-        score_error = score_relative * abs(scale) * (np.abs(query[:, head]) @ np.abs(k).T)
+        terms = score_relative * np.abs(query[:, head])
+        if kv_types[0] in BLOCK_STORAGE:
+            terms += BYTE_UNIT * _largest_of_block(query[:, head])
+        score_error = abs(scale) * (terms @ np.abs(k).T)
         # The maximum carries an error too, but a common factor cancels in the normalisation.
         exponent = np.where(visible, score_error + rounded * np.abs(below), 0.0)
         share = weight * (np.expm1(exponent) + own)
@@ -171,7 +191,31 @@ def attention(
         weighted = weight @ np.abs(v)
         limit[:, head] = share @ np.abs(v) + share_sum * out[:, head]
         limit[:, head] += total * (weighted + out[:, head])
+        if kv_types[1] in BLOCK_STORAGE:
+            limit[:, head] += _cut_off_weights(weight, visible, v)
     return want, limit.reshape(tokens, heads * size) + SMALLEST_NORMAL
+
+
+def _largest_of_block(x: Array) -> Array:
+    """(n, D): of each element, the largest magnitude of its block."""
+    blocks = np.abs(x).reshape(len(x), -1, BLOCK)
+    largest: Array = np.repeat(blocks.max(axis=-1), BLOCK, axis=-1)
+    return largest
+
+
+def _cut_off_weights(weight: Array, visible: NDArray[np.bool_], v: Array) -> Array:
+    """How far weights (T, n) that become whole units, split by split, move a result (T, D).
+
+    A unit counts against the split's largest weight times the largest scale of a block among its
+    keys; bytes are at most 127, and 127 scales are the largest magnitude of a block.
+    """
+    largest = _largest_of_block(v)
+    moved = np.zeros((len(weight), v.shape[1]))
+    for first in range(0, len(v), SPLIT_KEYS):
+        keys = slice(first, first + SPLIT_KEYS)
+        units = visible[:, keys].sum(axis=1) * weight[:, keys].max(axis=1)
+        moved += BYTE_UNIT * units[:, None] * largest[keys].max(axis=0)
+    return moved
 
 
 def gated(gate: Array, up: Array, activation: Activation) -> Bounded:

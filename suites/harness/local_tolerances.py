@@ -159,8 +159,8 @@ _ROWS = (
         "any",
         lambda n: min(n, SCORE_LANE) + 1 + TREE_LEVELS + 1,
         "scale * sum |q||k|",
-        "A lane's products, the scale of a block of q8_0 (a lane's piece shares one), a butterfly "
-        "over the lanes of a key, and the scale of the scores.",
+        "A lane's products, a butterfly over the lanes of a key, and the scale of the scores. Of "
+        "q8_0 less: sums of bytes are exact, a block's sums round once and join a chain of blocks.",
     ),
     Row(
         "softmax",
@@ -175,8 +175,8 @@ _ROWS = (
         "any",
         _attention_sum,
         "sum p|v| + |out|",
-        "Weighted sum and normaliser: a lane's chain over a split's keys, each weight times the "
-        "scale of a block of q8_0, a butterfly and the block's waves; each split rescales both by "
+        "Weighted sum and normaliser: a lane's chain over a split's keys (of q8_0 only each weight "
+        "times its scale), a butterfly and the block's waves; each split rescales both by "
         "one exp, a product and a sum; the division rounds once.",
     ),
     Row(

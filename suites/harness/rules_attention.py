@@ -95,4 +95,5 @@ def _attention(ops: LayerOps, q: Array, k: Array, v: Array) -> Bounded:
         0,
         layer.window,
         ops.spec.attention_scale,
+        (rules.kv_type_k, rules.kv_type_v),
     )

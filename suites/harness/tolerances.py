@@ -23,6 +23,7 @@ from suites.harness.local_tolerances import (
 )
 
 __all__ = [
+    "BYTE_UNIT",
     "END_TO_END",
     "FEW_ROUNDINGS",
     "FLOAT64_BOUND_SHARE",
@@ -59,6 +60,10 @@ __all__ = [
 # 2^-24, so a sum may be off by 64 * 2^-25: 2^-33 of a row's largest magnitude, 2^14 and more. This
 # share of the largest beside each of the 32 counts as much, because relative(K) is above 2^-15.
 SPLIT_FLOOR = 2.0**-22
+
+# kernels/attention_bytes.h: a number is cut off to units of at most this share of the largest that
+# it is kept beside: of 32 elements of a query, or, as weight times scale, of a split's keys.
+BYTE_UNIT = 2.0**-29
 
 
 @dataclass(frozen=True)
