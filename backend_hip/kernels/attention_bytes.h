@@ -91,7 +91,7 @@ struct ByteScores {
     static constexpr int PARTS = LEVELS;
     static constexpr bool STAGED = true;
     // Numbers (HEADS, HEAD_SIZE), then the bits of the largest of each block.
-    static constexpr int QUERY = MIXED + HEADS * BLOCKS;
+    static constexpr int QUERY = (MIXED + HEADS * BLOCKS + 3) / 4 * 4;  // so that the next row is aligned
 
     // The query's numbers, by the whole block; a barrier must follow.
     SIMT_DEVICE static void stage(const float* query, int heads, uint32_t* staged) {

@@ -3,7 +3,7 @@
 #ifndef ASSAY_SIMT_CPU_ABI_H
 #define ASSAY_SIMT_CPU_ABI_H
 
-#define SIMT_CPU_ABI 3u
+#define SIMT_CPU_ABI 4u
 
 // Each worker owns one region of address space, aligned to its size. It holds one slot per thread of a
 // block; a slot is guard, then stack, growing down from the slot's end. A thread's index and its region
@@ -49,6 +49,7 @@ struct simt_cpu_services {
   uint32_t (*shuffle)(uint32_t value, uint32_t source_lane);
   void* (*shared)(const void* site, uint64_t nbytes);
   void (*butterfly)(float* values, int n, uint32_t high, uint32_t low);  // steps high .. low of wave_sum's
+  void (*misaligned)(const void* p, uint32_t alignment);  // reports it, and does not return
 };
 
 #define SIMT_CPU_KERNEL_PREFIX "assay_kernel_"

@@ -12,8 +12,16 @@ SIMT_DEVICE uint32_t selector(int i0, int i1, int i2, int i3) {
   return static_cast<uint32_t>(i0 | i1 << 8 | i2 << 16 | i3 << 24);
 }
 
+template <int ALIGNMENT>
+SIMT_DEVICE void require_aligned([[maybe_unused]] const void* p) {
+#if defined(SIMT_CPU)
+  if (reinterpret_cast<uint64_t>(p) % ALIGNMENT != 0) [[unlikely]] cpu::services->misaligned(p, ALIGNMENT);
+#endif
+}
+
 template <int ALIGNMENT, class T>
 SIMT_DEVICE T load_as(const void* p) {
+  require_aligned<ALIGNMENT>(p);
   T v;
   __builtin_memcpy(&v, __builtin_assume_aligned(p, ALIGNMENT), sizeof v);
   return v;
@@ -21,6 +29,7 @@ SIMT_DEVICE T load_as(const void* p) {
 SIMT_DEVICE Quad load16(const void* p) { return load_as<16, Quad>(p); }
 SIMT_DEVICE Quad load16_at_even(const void* p) { return load_as<2, Quad>(p); }
 SIMT_DEVICE void store16(void* p, const Quad& v) {
+  require_aligned<16>(p);
   __builtin_memcpy(__builtin_assume_aligned(p, 16), &v, sizeof v);
 }
 SIMT_DEVICE Pair load8(const void* p) { return load_as<8, Pair>(p); }

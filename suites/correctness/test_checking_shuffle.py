@@ -329,6 +329,13 @@ SIMT_KERNEL(shared_by_waves, int32_t* out) {
   simt::wave_sync();
   out[simt::thread()] = box[SIMT_WAVE - 1 - simt::lane()];
 }
+SIMT_KERNEL(wide_load_beside_its_boundary, int32_t* out) {
+  if (simt::thread() == 5) out[0] = static_cast<int32_t>(simt::load16(out + 1).word[3]);
+}
+SIMT_KERNEL(wide_store_beside_its_boundary, int32_t* out) {
+  SIMT_SHARED(int32_t, box, 8);
+  if (simt::thread() == 5) simt::store16(box + 2, simt::load16(out));
+}
 """
 
 
@@ -364,6 +371,15 @@ def test_blocks_that_depend_on_each_other_are_reported(device: Device, ordered: 
                 "last written by thread 3 of block (", "blocks are not independent",
             ):  # fmt: skip
                 ordered("last_block", 5, 2)
+
+
+@pytest.mark.parametrize("what", ["load", "store"])
+def test_a_wide_access_beside_its_boundary_is_reported(
+    what: str, device: Device, ordered: Ordered
+) -> None:
+    """A host's processor takes any address; a GPU loses the device."""
+    with checked(device, Checking()), finding("thread 5: access to", "no multiple of 16 bytes"):
+        ordered(f"wide_{what}_beside_its_boundary", 1, 64)
 
 
 def test_waves_that_share_without_a_barrier_are_interleaved(

@@ -190,6 +190,12 @@ void service_butterfly(float* values, int n, uint32_t high, uint32_t low) {
   meet(region, thread, kButterfly | static_cast<uint32_t>(n) << 8 | high << 16 | low << 24);
 }
 
+// Host processors access any address; the device of a kernel that passes here does not.
+[[noreturn]] void service_misaligned(const void* p, uint32_t alignment) {
+  abandon(self_region(), hipErrorIllegalAddress, "thread %u: access to %p, which is no multiple of %u bytes",
+          self_thread(), p, alignment);
+}
+
 float service_wave_max(float value) {
   Region& region = self_region();
   const uint32_t thread = self_thread();
@@ -248,7 +254,7 @@ hipError_t check_fences(Region& region) {
 const simt_cpu_services& fiber_services() {
   static constexpr simt_cpu_services services{service_sync,     service_wave_sync, service_wave_sum,
                                               service_wave_max, service_shuffle,   service_shared,
-                                              service_butterfly};
+                                              service_butterfly, service_misaligned};
   return services;
 }
 
