@@ -3,8 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from backend_hip.device import Buffer
-from backend_hip.registry import Key
+from backend_hip.half_columns import PACKED_NBYTES, SUPERBLOCK
+from backend_hip.registry import KV_TYPES, Key
 from suites.correctness.lab import Lab, normal
 
 EPSILON = 1e-6
@@ -61,3 +64,34 @@ def norm_rope(lab: Lab, key: Key, heads: int, size: int) -> FusedLaunch:
     tables = [lab.buffer(normal(seed, 1, size // 2)) for seed in (5, 6)]
     arguments = (q, k, *norms, *tables, "step", heads, size, size // 2, EPSILON)
     return FusedLaunch(key, (2 * heads, 1), arguments, q)
+
+
+def norm_pack(lab: Lab, width: int) -> FusedLaunch:
+    """One row, to which nothing is added: so that it is the same in the next launch."""
+    x, weight, parts = (lab.buffer(normal(seed, width)) for seed in (1, 2, 3))
+    # The largest value last: a share of the row alone would be scaled otherwise.
+    ramp = np.linspace(0.1, 9, width, dtype=np.float32)
+    x.upload(ramp)
+    packed = lab.buffer(normal(4, width // SUPERBLOCK * PACKED_NBYTES // 4))
+    scales = lab.buffer(normal(5, 16))
+    arguments = (x, parts, weight, packed, scales, width, 1, 0, EPSILON)
+    return FusedLaunch(("norm_pack", "", "any"), (1, 1), arguments, packed)
+
+
+def rope_store(lab: Lab, key: Key, heads: int, size: int) -> FusedLaunch:
+    """One token's `heads` queries and one key and value from two parts; the keys are the result."""
+    kinds = [KV_TYPES[kind] for kind in key[1].split(",")[-2:]]
+    parts = lab.buffer(normal(1, 2, heads + 2, size))
+    q, *norms = (lab.buffer(normal(2 + i, heads if i == 0 else 1, size)) for i in range(3))
+    tables = [lab.buffer(normal(seed, 1, size // 2)) for seed in (5, 6)]
+    room = [kind.row_nbytes(size) for kind in kinds]
+    keys, values = (lab.buffer(np.full(nbytes, 7, dtype=np.uint8)) for nbytes in room)
+    numbers = (heads, size, size // 2, 1, 1, 2, EPSILON)
+    arguments = (parts, q, *norms, *tables, keys, values, "step", *numbers)
+    return FusedLaunch(key, (heads + 2, 1), arguments, keys)
+
+
+def gated_parts(lab: Lab, key: Key, inner: int) -> FusedLaunch:
+    """One token's gate and up from two parts."""
+    parts, y = lab.buffer(normal(1, 2, 2 * inner)), lab.buffer(normal(2, inner))
+    return FusedLaunch(key, (-(-inner // 512), 1), (parts, y, inner, 2), y)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backend_hip import matrix
+from backend_hip import matrix, packed
 from backend_hip.device import Buffer, Device
 from backend_hip.engine import Engine
-from backend_hip.registry import KV_TYPES, REGISTRY, Key, requirements, runs_packed
+from backend_hip.half_columns import SUPERBLOCK
+from backend_hip.registry import KV_TYPES, PACKED_TILE, REGISTRY, Key, requirements
 from backend_hip.runtimes.checking import Checking, checking_of, set_checking
 from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
@@ -20,10 +21,13 @@ from reference.model import Model, load_model
 from suites.correctness.checks import checked
 from suites.correctness.fused import (
     FusedLaunch,
+    gated_parts,
     norm_gate_up,
+    norm_pack,
     norm_qkv,
     norm_rope,
     product,
+    rope_store,
 )
 from suites.correctness.lab import Lab
 from suites.correctness.tiers import formats_in_ci
@@ -124,14 +128,19 @@ DIRECT: tuple[Key, ...] = (
 OTHERS: tuple[Key, ...] = tuple(
     row.key
     for row in REGISTRY
-    if row.op in ("matvec_add", "matvec_few", "norm_qkv", "norm_gate_up", "norm_rope")
+    if row.op
+    in {"matvec_add", "matvec_few", "norm_qkv", "norm_gate_up", "norm_rope"}
+    | {"norm_pack", "rope_store", "gated_parts"}
 )
 # A short prompt has few columns: each block shape of the matrix unit by itself, in every format.
-BLOCKS: tuple[Key, ...] = tuple(row.key for row in REGISTRY if row.path == "matrix")
+BLOCKS: tuple[Key, ...] = tuple(
+    row.key for row in REGISTRY if row.path == "matrix" and row.op == "matvec_batched"
+)
+PACKED: tuple[Key, ...] = tuple(row.key for row in REGISTRY if row.op == "matvec_batched_packed")
 
 
 def test_every_row_of_the_registry_has_a_case() -> None:
-    covered = {*DIRECT, *BLOCKS, *OTHERS}
+    covered = {*DIRECT, *BLOCKS, *PACKED, *OTHERS}
     for case in ENGINES:
         model = load_model(resolve_model(case.model))
         keys = requirements(model.spec, model.weights, case.path, case.kv_type_k, case.kv_type_v)
@@ -184,6 +193,12 @@ def _launch(lab: Lab, key: Key) -> FusedLaunch:
     rows, columns = 6, 256
     if op == "norm_rope":
         return norm_rope(lab, key, 1, columns)
+    if op == "norm_pack":
+        return norm_pack(lab, 2 * columns)
+    if op == "rope_store":
+        return rope_store(lab, key, 2, 64)
+    if op == "gated_parts":
+        return gated_parts(lab, key, columns)
     if op == "norm_qkv":
         return norm_qkv(lab, key, rows, 2, columns)
     if op == "norm_gate_up":
@@ -215,21 +230,11 @@ def test_a_fused_kernel_is_clean(key: Key, device: Device) -> None:
 def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
     form, _, shape = key[1].partition("/")
     rows, columns, tile = 9, 256, int(shape)
-    packed = runs_packed(form, tile)
-    count = tile if packed else tile + 1
-    x = np.random.default_rng(tile).standard_normal((count, columns)).astype(np.float32)
+    x = np.random.default_rng(tile).standard_normal((tile + 1, columns)).astype(np.float32)
     with checked(device, Checking()), Lab(device) as lab:
-        flow = lab.flow(
-            [
-                ("to_packed" if packed else "to_half", "", "any"),
-                ("weights_to_half", form, "any"),
-                key,
-            ],
-            {},
-            tokens=range(count),
-            longest=columns,
-        )
-        values, y, held = lab.values(x), lab.output(count, rows), flow.halves
+        keys = [("to_half", "", "any"), ("weights_to_half", form, "any"), key]
+        flow = lab.flow(keys, {}, tokens=range(tile + 1), longest=columns)
+        values, y, held = lab.values(x), lab.output(tile + 1, rows), flow.halves
         weight = DeviceTensor(
             "test weight", form, (rows, columns), _weight(lab, form, rows, columns)
         )
@@ -238,8 +243,36 @@ def test_a_block_of_the_matrix_unit_is_clean(key: Key, device: Device) -> None:
         for checking in (Checking(), *(Checking(shuffle=seed, sanitize=True) for seed in SEEDS)):
             set_checking(checking)
             y.buffer.poison()
-            matrix.multiply(flow.kernels, held, values.pointer, weight, y.pointer, count, tile)
+            matrix.multiply(flow.kernels, held, values.pointer, weight, y.pointer, tile + 1, tile)
             results.append(lab.read(y))
             set_checking(Checking())
+        for got in results[1:]:
+            np.testing.assert_array_equal(got.view(np.uint32), results[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("key", formats_in_ci(PACKED))
+def test_a_packed_product_is_clean(key: Key, device: Device) -> None:
+    """Three matrices in a launch, in parts of K, the last of them in another format."""
+    first, last = key[1].split(",")
+    columns, count = 3 * SUPERBLOCK, PACKED_TILE + 1
+    x = np.random.default_rng(3).standard_normal((count, columns)).astype(np.float32)
+    with checked(device, Checking()), Lab(device) as lab:
+        keys: list[Key] = [("to_packed", "", "any"), key]
+        flow = lab.flow(keys, {}, tokens=range(count), longest=columns)
+        values, held = lab.values(x), flow.halves
+        assert held is not None
+        weights = [
+            lab.weight(form, np.random.default_rng(i).standard_normal((rows, columns)).astype("f4"))
+            for i, (form, rows) in enumerate(((first, 17), (first, 1), (last, 9)))
+        ]
+        results = []
+        for checking in (Checking(), *(Checking(shuffle=seed, sanitize=True) for seed in SEEDS)):
+            set_checking(checking)
+            held.parts.poison()
+            packed.pack(flow.kernels, held, values.pointer, count, columns)
+            parts = packed.multiply(flow.kernels, held, weights, count)
+            results.append(held.parts.download((parts, count, 27), np.float32))
+            set_checking(Checking())
+        assert np.isfinite(results[0]).all()
         for got in results[1:]:
             np.testing.assert_array_equal(got.view(np.uint32), results[0].view(np.uint32))

@@ -23,9 +23,11 @@ from suites.correctness.checks import barriers_in, checked, finding, without_bar
 from suites.correctness.fused import (
     FusedLaunch,
     norm_gate_up,
+    norm_pack,
     norm_qkv,
     norm_rope,
     product,
+    rope_store,
 )
 from suites.correctness.lab import Lab, normal
 
@@ -160,6 +162,14 @@ def _norm_gate_up(columns: int) -> Setup:
     return lambda lab: _fused(norm_gate_up(lab, key, 11, columns), lab)
 
 
+def _norm_pack(lab: Lab) -> Launch:
+    return _fused(norm_pack(lab, 768), lab)
+
+
+def _rope_store(lab: Lab) -> Launch:
+    return _fused(rope_store(lab, ("rope_store", "neox,normed,f32,f32", "any"), 1, 192), lab)
+
+
 def _norm_rope(lab: Lab) -> Launch:
     """Half a head is no multiple of the block: a pair's values are two threads'."""
     return _fused(norm_rope(lab, ("norm_rope", "neox,normed", "any"), 3, 192), lab)
@@ -261,19 +271,25 @@ CASES = (
     *(BarrierCase("norm_rope.hip", i, _norm_rope, "norm_rope") for i in range(2)),
     BarrierCase("to_half.hip", 0, _to_half, "to_half"),
     BarrierCase("to_packed.hip", 0, _to_packed, "to_packed"),
-    BarrierCase("matvec_packed.hip", 0, _product_packed, "matvec_packed"),
+    *(BarrierCase("matvec_packed.hip", i, _product_packed, "matvec_packed") for i in range(2)),
+    *(BarrierCase("norm_pack.hip", i, _norm_pack, "norm_pack") for i in range(3)),
+    *(BarrierCase("rope_store.hip", i, _rope_store, "rope_store") for i in range(3)),
     BarrierCase("matvec_halves.hip", 1, _product("F32", 64, 200), "matvec_halves_64"),
     *(
         BarrierCase("matvec_batched_matrix.hip", i, _product("F32", 16, 200), "matvec_batched_16")
         for i in range(1, 5)
     ),
 )
+# Files whose fragments come from shared memory: none of their operands is shown by a lane's registers.
+_NO_UNIT = (
+    *("matvec_batched_matrix.hip", "matvec_halves.hip", "weights_to_half.hip"),
+    "matrix_rate.hip",
+)
 # Barriers that no result rests on.
 WITHOUT_EFFECT = {
     ("delta_net.hip", 1): "makes the compiler read the keys again, which keeps registers free",
     **{
-        (file, 0): "operands in registers are exchanged by matvec_packed alone"
-        for file in ("matvec_batched_matrix.hip", "matvec_halves.hip", "weights_to_half.hip")
+        (file, 0): "operands in registers are exchanged by matvec_packed alone" for file in _NO_UNIT
     },
 }
 
