@@ -280,7 +280,7 @@ CASES = (
         for i in range(1, 5)
     ),
 )
-# Files whose fragments come from shared memory: none of their operands is shown by a lane's registers.
+# Files whose fragments come from shared memory: no lane shows another operands from registers.
 _NO_UNIT = (
     *("matvec_batched_matrix.hip", "matvec_halves.hip", "weights_to_half.hip"),
     "matrix_rate.hip",
