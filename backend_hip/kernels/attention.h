@@ -9,24 +9,30 @@
 //
 // A block serves the heads of one KV head's group, which share each key and value that is read.
 #pragma once
-#include "attention_bytes.h"
-#include "attention_floats.h"
 #include "attention_keys.h"
 #include "numeric.h"
 
+#define Q8_0 2  // of kv_type.h; the matrix unit's bytes need waves of 32 lanes, the rest does not
+#if K_TYPE == Q8_0 || V_TYPE == Q8_0
+#include "attention_bytes.h"
+#endif
+#if K_TYPE != Q8_0 || V_TYPE != Q8_0
+#include "attention_floats.h"
+#endif
+
 namespace attention {
 
-// Which of two; both are made of a storage type.
-template <bool BYTES, template <class> class IfBytes, template <class> class Else, class S>
-struct Choice {
-    using Type = Else<S>;
-};
-template <template <class> class IfBytes, template <class> class Else, class S>
-struct Choice<true, IfBytes, Else, S> {
-    using Type = IfBytes<S>;
-};
-using Scores = typename Choice<K::SCALED, ByteScores, FloatScores, K>::Type;
-using Mix = typename Choice<V::SCALED, ByteMix, FloatMix, V>::Type;
+#if K_TYPE == Q8_0
+using Scores = ByteScores<K>;
+#else
+using Scores = FloatScores<K>;
+#endif
+#if V_TYPE == Q8_0
+using Mix = ByteMix<V>;
+#else
+using Mix = FloatMix<V>;
+#endif
+#undef Q8_0
 static_assert((!K::SCALED && !V::SCALED) || HEAD_SIZE % kv::BLOCK == 0, "attention: a head is whole blocks");
 
 using KeyReader = Reader<K>;
@@ -37,9 +43,11 @@ constexpr int SCORE_PARTS = SPLIT_KEYS * Scores::PARTS * PITCH;
 constexpr int PARTS = SCORE_PARTS > Mix::PARTIAL ? SCORE_PARTS : Mix::PARTIAL;  // of scores, then of values
 
 // A key's parts lie in an order of its own, or lanes that read those of neighbouring keys would meet in the
-// same banks.
-SIMT_DEVICE int part_at(int key, int part) {
-    return (key * Scores::PARTS + (part ^ (key & (Scores::PARTS - 1)))) * PITCH;
+// same banks. The key is `distance`, the same for all lanes, behind `own`.
+SIMT_DEVICE int part_at(int own, int distance, int part) {
+    constexpr int COUNT = Scores::PARTS;
+    const int turned = distance % COUNT == 0 ? own : own + distance;
+    return (own * COUNT + (part ^ (turned & (COUNT - 1)))) * PITCH + distance * (COUNT * PITCH);
 }
 
 // From scores to weights, a thread for each key of the split. Two barriers lie between its three parts.
@@ -47,7 +55,7 @@ struct Softmax {
     static_assert(SIMT_BLOCK == SPLIT_KEYS, "attention: a thread for each key of a split");
     static constexpr int SAME = SIMT_WAVE / PITCH;  // lanes of a wave that get the same column
     float scores[PITCH];
-    typename Mix::Weigh weigh;
+    Mix::Weigh weigh;
     bool visible;
 
     SIMT_DEVICE void open(const ValueReader& values) {
@@ -60,7 +68,7 @@ struct Softmax {
         constexpr int COUNT = Scores::PARTS;
         float v[COUNT][PITCH];
         SIMT_UNROLL
-        for (int part = 0; part < COUNT; ++part) copy<PITCH>(parts + part_at(simt::thread(), part), v[part]);
+        for (int part = 0; part < COUNT; ++part) copy<PITCH>(parts + part_at(simt::thread(), 0, part), v[part]);
         SIMT_UNROLL
         for (int offset = COUNT / 2; offset > 0; offset /= 2) {
             SIMT_UNROLL

@@ -36,9 +36,6 @@ SIMT_KERNEL_RESIDENT(attention::RESIDENT_ROWS, attention_rows, const float* q, c
     const int heads = kv_heads * GROUP;
     const int first_row = simt::block_y() * ROWS;
     const int rows = simt::min(ROWS, count - first_row);
-    const int64_t start = flow::cache_start(step, first_row);
-    const Side<K> key_side(keys, start, kv_head(), kv_heads, cache_rows);
-    const Side<V> value_side(values, start, kv_head(), kv_heads, cache_rows);
 
     for (int i = simt::thread(); i < rows * MIXED; i += SIMT_BLOCK) held[i] = 0.0f;
     for (int i = simt::thread(); i < rows * HEADS; i += SIMT_BLOCK) merges[i].clear();
@@ -55,6 +52,11 @@ SIMT_KERNEL_RESIDENT(attention::RESIDENT_ROWS, attention_rows, const float* q, c
         for (int row = 0; row < rows; ++row) {
             const Seen seen = seen_of(row);
             if (!seen.any(base, SPLIT_KEYS)) continue;
+            // The same for all rows. Read once, all addresses of a split would be kept over the rows, in
+            // more registers than there are.
+            const int64_t start = flow::cache_start(step, first_row + row);
+            const Side<K> key_side(keys, start, kv_head(), kv_heads, cache_rows);
+            const Side<V> value_side(values, start, kv_head(), kv_heads, cache_rows);
             const KeyReader key_reader(key_side, base, seen);
             const ValueReader value_reader(value_side, base, seen);
             Softmax softmax;
@@ -64,9 +66,9 @@ SIMT_KERNEL_RESIDENT(attention::RESIDENT_ROWS, attention_rows, const float* q, c
             Scores::score(queries(q, first_row + row, heads), head_count(),
                           staged + (Scores::STAGED ? row : 0) * Scores::QUERY, key_reader, key_stream, part_at,
                           parts);
+            simt::sync();
             Mix::Values value_stream;  // on their way while the weights are made
             value_stream.open(value_reader);
-            simt::sync();
             softmax.read(parts, scale, maxima, most);
             simt::sync();
             softmax.soften(maxima, most, factors, sums);

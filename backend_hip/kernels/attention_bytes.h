@@ -121,10 +121,11 @@ struct ByteScores {
         }
     }
 
-    // parts[part_at(key, level) + head]: two digits' part of query(head) . key, blocks in ascending order.
+    // parts[part_at(own, distance, level) + head]: two digits' part of query(head) . key, blocks in ascending
+    // order.
     template <class At>
-    SIMT_DEVICE static void score(const float*, int, const uint32_t* staged, const Reader<S>& reader, Keys& keys,
-                                  const At& part_at, float* parts) {
+    SIMT_DEVICE static void score(const float*, int, const uint32_t* staged, const Reader<S>& reader,
+                                  Keys& keys, const At& part_at, float* parts) {
         uint32_t rows[TILES][BLOCKS][byte_unit::ROWS][byte_unit::WORDS];
         float unit[TILES][BLOCKS][byte_unit::PAIRS];
         const Pick pick;
@@ -171,9 +172,10 @@ struct ByteScores {
                     SIMT_UNROLL
                     for (int p = 0; p < byte_unit::PAIRS; ++p) {
                         const int head = tile * byte_unit::HEADS + byte_unit::pair_head(p);
-                        const int key = ByteMap::first(step + i) + byte_unit::pair_column(p);
+                        const int own = ByteMap::first(0) + byte_unit::pair_column(p);
+                        const int distance = (step + i) * ByteMap::KEYS * WAVES;
                         if (PITCH % byte_unit::HEADS == 0 || head < PITCH) {
-                            parts[part_at(key, byte_unit::pair_level(p)) + head] = sums[p];
+                            parts[part_at(own, distance, byte_unit::pair_level(p)) + head] = sums[p];
                         }
                     }
                 }
@@ -237,45 +239,54 @@ struct ByteMix {
 
     // A lane's elements of one block, of all keys.
     struct Values {
-        uint32_t raw[CHUNKS][KEYS];
+        static constexpr int SHARE = 4 / ELEMENTS;  // keys in a word
+        uint32_t raw[CHUNKS][KEYS / SHARE];
 
         SIMT_DEVICE void open(const Reader<S>& reader) {
-            if (BLOCKS >= WAVES || simt::wave() < BLOCKS) load(reader, simt::wave());
-        }
-        SIMT_DEVICE void load(const Reader<S>& reader, int block) {
-            if (reader.whole()) load_keys<true>(reader, block);
-            else load_keys<false>(reader, block);
+            if (BLOCKS < WAVES && simt::wave() >= BLOCKS) return;
+            // With several blocks a wave, distances for both ways would take too many registers.
+            if (PASSES == 1 && reader.whole()) load<true>(reader, simt::wave());
+            else load<false>(reader, simt::wave());
         }
         template <bool WHOLE>
-        SIMT_DEVICE void load_keys(const Reader<S>& reader, int block) {
-            const int element = block * kv::BLOCK + byte_unit::column() * ELEMENTS;
+        SIMT_DEVICE void load(const Reader<S>& reader, int block) {
+            Reader<S> from = reader;
+            from.rows += block * kv::BLOCK + byte_unit::column() * ELEMENTS;
             SIMT_UNROLL
             for (int chunk = 0; chunk < CHUNKS; ++chunk) {
                 SIMT_UNROLL
                 for (int i = 0; i < KEYS; ++i) {
                     const int own = byte_unit::part() * KEYS, distance = chunk * byte_unit::DEPTH + i;
-                    const uint8_t* source = reader.template row<WHOLE>(own, distance) + element;
-                    if constexpr (ELEMENTS == 4) raw[chunk][i] = simt::load4(source);
-                    else raw[chunk][i] = *reinterpret_cast<const uint16_t*>(source);
+                    const uint8_t* source = from.template row<WHOLE>(own, distance);
+                    uint32_t& word = raw[chunk][i / SHARE];
+                    if constexpr (ELEMENTS == 4) {
+                        word = simt::load4(source);
+                    } else {
+                        const uint32_t half = *reinterpret_cast<const uint16_t*>(source);
+                        word = i % SHARE == 0 ? half : word | half << 16;
+                    }
                 }
             }
         }
         // Columns of the matrix unit: of each element, a chunk's keys.
         SIMT_DEVICE void columns(int chunk, uint32_t (&to)[ELEMENTS][byte_unit::WORDS]) const {
-            const uint32_t firsts = simt::selector(0, 4, 1, 5), lasts = simt::selector(2, 6, 3, 7);
-            const uint32_t even = simt::selector(0, 1, 4, 5), odd = simt::selector(2, 3, 6, 7);
             SIMT_UNROLL
             for (int w = 0; w < byte_unit::WORDS; ++w) {
-                const uint32_t* from = raw[chunk] + 4 * w;
-                const uint32_t low = simt::permute(from[0], from[1], firsts);
-                const uint32_t high = simt::permute(from[2], from[3], firsts);
-                to[0][w] = simt::permute(low, high, even);
-                to[1][w] = simt::permute(low, high, odd);
+                const uint32_t* from = raw[chunk] + 4 / SHARE * w;
                 if constexpr (ELEMENTS == 4) {
+                    const uint32_t firsts = simt::selector(0, 4, 1, 5), lasts = simt::selector(2, 6, 3, 7);
+                    const uint32_t even = simt::selector(0, 1, 4, 5), odd = simt::selector(2, 3, 6, 7);
+                    const uint32_t low = simt::permute(from[0], from[1], firsts);
+                    const uint32_t high = simt::permute(from[2], from[3], firsts);
                     const uint32_t lower = simt::permute(from[0], from[1], lasts);
                     const uint32_t higher = simt::permute(from[2], from[3], lasts);
+                    to[0][w] = simt::permute(low, high, even);
+                    to[1][w] = simt::permute(low, high, odd);
                     to[ELEMENTS - 2][w] = simt::permute(lower, higher, even);
                     to[ELEMENTS - 1][w] = simt::permute(lower, higher, odd);
+                } else {
+                    to[0][w] = simt::permute(from[0], from[1], simt::selector(0, 2, 4, 6));
+                    to[1][w] = simt::permute(from[0], from[1], simt::selector(1, 3, 5, 7));
                 }
             }
         }
@@ -310,7 +321,9 @@ struct ByteMix {
                     for (int i = 0; i < ELEMENTS; ++i) product.multiply_add(d[tile][i], rows, columns[i]);
                 }
             }
-            if (pass + 1 < PASSES && block + WAVES < BLOCKS) values.load(reader, block + WAVES);
+            if (pass + 1 < PASSES && block + WAVES < BLOCKS) {
+                values.template load<false>(reader, block + WAVES);
+            }
             const Scale units = units_of(most, block);
             SIMT_UNROLL
             for (int tile = 0; tile < TILES; ++tile) {

@@ -63,8 +63,8 @@ struct FloatScores {
 
     SIMT_DEVICE static void stage(const float*, int, uint32_t*) {}
 
-    // parts[part_at(key, part) + head] = what a key's lanes sum of query(head) . key, for the visible keys
-    // of the reader's split. `query`: (heads, HEAD_SIZE), of which the block has `heads`.
+    // parts[part_at(own, distance, part) + head] = what a key's lanes sum of query(head) . key, for the
+    // visible keys of the reader's split. `query`: (heads, HEAD_SIZE), of which the block has `heads`.
     template <class At>
     SIMT_DEVICE static void score(const float* query, int heads, const uint32_t*, const Reader<S>& reader,
                                   Keys& keys, const At& part_at, float* parts) {
@@ -99,7 +99,7 @@ struct FloatScores {
                 }
                 simt::butterfly<M::LANES / 2, PARTS>(sums, PITCH);
                 if (PARTS == M::LANES || M::part() < PARTS) {
-                    put<PITCH>(sums, parts + part_at(M::key(step + i), M::part()));
+                    put<PITCH>(sums, parts + part_at(M::key(0), (step + i) * M::KEYS * WAVES, M::part()));
                 }
             }
         });

@@ -101,19 +101,23 @@ struct Reader {
     SIMT_DEVICE bool visible(int key) const {
         return static_cast<uint32_t>(key - least) <= static_cast<uint32_t>(most - least);
     }
-    SIMT_DEVICE int nearest(int key) const { return simt::max(least, simt::min(key, most)); }
+    // The key `step` behind a lane's own, or the nearest visible one. (So that `own` is added last, or the
+    // sums of it and each step would be kept in registers.)
+    SIMT_DEVICE int nearest(int own, int step) const {
+        return own + simt::max(least - own, simt::min(step, most - own));
+    }
     // Whether all keys are visible, for the whole block alike: then none needs a nearest one.
     SIMT_DEVICE bool whole() const { return least == 0 && most == SPLIT_KEYS - 1; }
     // A lane's key, in a split that is WHOLE or not: `own` of the lane, and `step` the same for all lanes.
     template <bool WHOLE>
     SIMT_DEVICE const uint8_t* row(int own, int step) const {
-        const int key = WHOLE ? own : nearest(own + step);
+        const int key = WHOLE ? own : nearest(own, step);
         const uint8_t* at = rows + static_cast<uint32_t>(key) * pitch_nbytes;
         return WHOLE ? at + static_cast<uint64_t>(static_cast<uint32_t>(step)) * pitch_nbytes : at;
     }
     template <bool WHOLE>
     SIMT_DEVICE const uint16_t* scales_of(int own, int step) const {
-        return scales + (WHOLE ? own + step : nearest(own + step)) * BLOCKS;
+        return scales + (WHOLE ? own + step : nearest(own, step)) * BLOCKS;
     }
 };
 
@@ -168,12 +172,13 @@ struct Batch {
     }
 };
 
-// A wave's keys in order, two batches of 64 bytes a lane by turns: one on its way, one at work. A batch that
-// begins behind the last visible key is not loaded.
+// A wave's keys in order, two batches of 64 bytes a lane by turns: one on its way, one at work; or one batch of
+// a step that is larger. A batch that begins behind the last visible key is not loaded.
 template <class S, class M>
 struct Stream {
     static constexpr int WANTED = 16 / (M::PIECES * M::WORDS) > 0 ? 16 / (M::PIECES * M::WORDS) : 1;
     static constexpr int COUNT = WANTED < M::STEPS ? WANTED : M::STEPS;  // steps of a batch
+    static constexpr bool SINGLE = M::PIECES * M::WORDS > 16 || COUNT == M::STEPS;
     using Part = Batch<S, M, COUNT>;
     Part even, odd;
 
@@ -184,19 +189,23 @@ struct Stream {
     SIMT_DEVICE void open(const Reader<S>& reader) {
         if (reader.whole()) {
             even.template load<true>(reader, 0);
-            if constexpr (COUNT < M::STEPS) odd.template load<true>(reader, COUNT);
+            if constexpr (!SINGLE) odd.template load<true>(reader, COUNT);
         } else {
             even.template load<false>(reader, 0);
-            if (reaches(reader, COUNT)) odd.template load<false>(reader, COUNT);
+            if (!SINGLE && reaches(reader, COUNT)) odd.template load<false>(reader, COUNT);
         }
     }
     // work(batch, step) for every batch that is loaded.
     template <class Work>
     SIMT_DEVICE void walk(const Reader<S>& reader, const Work& work) {
         SIMT_UNROLL
-        for (int step = 0; step < M::STEPS; step += 2 * COUNT) {
+        for (int step = 0; step < M::STEPS; step += SINGLE ? COUNT : 2 * COUNT) {
             if (!reaches(reader, step)) break;
             work(even, step);
+            if constexpr (SINGLE) {
+                if (reaches(reader, step + COUNT)) even.template load<false>(reader, step + COUNT);
+                continue;
+            }
             if (reaches(reader, step + 2 * COUNT)) even.template load<false>(reader, step + 2 * COUNT);
             if (!reaches(reader, step + COUNT)) break;
             work(odd, step + COUNT);

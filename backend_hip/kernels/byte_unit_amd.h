@@ -3,6 +3,10 @@
 #pragma once
 #include "simt.h"
 
+#if SIMT_WAVE != 32
+#error "byte_unit_amd.h: SIMT_WAVE must be 32, the layout of the w32 matrix instruction"
+#endif
+
 namespace byte_unit {
 
 constexpr int COLUMNS = 16;
@@ -27,7 +31,6 @@ typedef int Int8 __attribute__((ext_vector_type(8)));
 struct Unit {
   SIMT_DEVICE void multiply_add(int32_t (&d)[2 * PAIRS], const uint32_t (&rows)[ROWS][4],
                                 const uint32_t (&columns)[4]) {
-#if SIMT_WAVE == 32
     Int8 v;
     SIMT_UNROLL
     for (int i = 0; i < 8; ++i) v[i] = d[i];
@@ -39,9 +42,6 @@ struct Unit {
     }
     SIMT_UNROLL
     for (int i = 0; i < 8; ++i) d[i] = v[i];
-#else
-#error "byte_unit_amd.h: SIMT_WAVE must be 32, the layout of the w32 matrix instruction"
-#endif
   }
 };
 

@@ -96,8 +96,7 @@ def _attention(kind: str) -> Setup:
         count, group, size, context = 3, 2, 64, SPLIT_KEYS + 20
         q, out = (lab.buffer(normal(seed, count, group, size)) for seed in (1, 2))
         key = ("attention", f"{kind},{kind}@{size}x{group}", "any")
-        cache = _cache(lab, kind, size, context)
-        arguments = (q, *cache, out, "step", count, 1, context, 0, 0.125)
+        arguments = (q, *_cache(lab, kind, size, context), out, "step", count, 1, context, 0, 0.125)
         return _launch(lab, key, (1, 1), *arguments, position=context - count, rows=count)
 
     return setup
