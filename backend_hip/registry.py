@@ -191,7 +191,7 @@ def _packed_products(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
 def _matrix_blocks(name: str, form: dict[str, Any]) -> Iterable[KernelRow]:
     """The blocks of the matrix unit. Entries of one file are in one code object, and those that
     read halves in one for all formats."""
-    yield _row("weights_to_half", "weights_to_half.hip", "PPiiii", 256, **form)
+    yield _row("weights_to_half", "weights_to_half.hip", "PPiiii", 256, **form, waves=(32,))
     for tile in tiles_of(name):
         file, signature, block = "matvec_batched_matrix.hip", "PPPPiiii", 256
         entry, row = f"matvec_batched_{tile}", form

@@ -23,7 +23,7 @@ from typing import Any
 
 from suites.harness.interrupts import deaf, ended_as_by_interrupt
 
-TIME_LIMIT_S = 120.0
+TIME_LIMIT_S = 300.0
 _PRELOADED = ["suites.harness.fault_run"]
 
 
