@@ -11,13 +11,18 @@ from reference.model.quant import FORMATS
 
 
 def formats_in_ci(keys: Iterable[Key]) -> list[Any]:
-    """Parameters: kernels with other formats than these run in the full tier, for their number."""
+    """Parameters: kernels with other formats than these run in the full tier, for their number, and
+    so does what stores keys and values in other pairs of KV types."""
     kept = {"F32", "Q4_K", "Q6_K"}
+    kept_pairs = ("f16,f16", "q8_0,q8_0")
     return [
         pytest.param(
             key,
             id=" ".join(filter(None, key)),
-            marks=[pytest.mark.full] if _formats_of(key) - kept else [],
+            marks=[pytest.mark.full]
+            if _formats_of(key) - kept
+            or (key[0] == "rope_store" and not key[1].endswith(kept_pairs))
+            else [],
         )
         for key in keys
     ]
