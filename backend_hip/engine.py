@@ -3,10 +3,8 @@
 Two prefill modes give the same answer. `prefill_per_token` replays the decode graph once per prompt
 token; `prefill_batched` sends a chunk of tokens through the batched products in one flow. The host
 owns the positions: every flow copies them to the device with its tokens, inside the graph too.
-
-An engine holds a static batch of sequences, each with a cache and a position of its own. A prompt
-is fed to one of them, sequence 0 unless said otherwise; a decode step advances any set of them
-together, with the weights read once for all.
+A prompt is fed to one of a static batch of sequences, each with a cache and a position of its own;
+a decode step advances any set of them together, with the weights read once for all.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +21,9 @@ from backend_hip.device import Device, Progress
 from backend_hip.dispatch import Kernels
 from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
 from backend_hip.forward import Forward
-from backend_hip.fused import FusedForward, fused_keys, why_not_fused
-from backend_hip.fused_batch import FusedBatch, fused_batch_keys, why_not_fused_batch
+from backend_hip.fused import FusedForward
+from backend_hip.fused_batch import FusedBatch
+from backend_hip.fusion import choose_fusion
 from backend_hip.graphs import DecodeGraphs, GraphKey, GraphUse
 from backend_hip.half_columns import half_columns
 from backend_hip.kv_cache import DeviceCache
@@ -44,7 +43,6 @@ from reference.model.errors import DeviceError, InputError
 from reference.model.trace import Trace
 
 DEFAULT_MAX_COLS = 40
-
 Judge = Callable[[PrefillPair], Any]
 POISON_BITS = np.uint32(0xFFFFFFFF)
 
@@ -55,9 +53,8 @@ class Engine:
     `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
     batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols, 512 on path matrix.
     `judge` receives both results when `batched_prefill` is "validate"; what it returns is kept as
-    `validation`. `fused` lets decode graphs use fused kernels; `fusion` (one column of kparallel)
-    and `batch_fusion` (path matrix) say "on", or why not. Raises Unsupported before anything runs
-    when the registry lacks a kernel.
+    `validation`. `fused` lets decode graphs use fused kernels; `fusion` says which, and why not.
+    Raises Unsupported before anything runs when the registry lacks a kernel.
     """
 
     def __init__(
@@ -94,16 +91,10 @@ class Engine:
 
         kv_types, kinds = f"{kv_type_k},{kv_type_v}", (path, kv_type_k, kv_type_v)
         keys = requirements(spec, model.weights, *kinds, sequences, device.architecture)
-        self.fusion = why_not_fused(spec, model.weights, registry) or "on" if fused else "off"
-        if self.fusion == "on":
-            keys += fused_keys(spec, model.weights)
-        batches = decode_path(path, sequences, device.architecture) == "matrix"
-        self.batch_fusion = "off"
-        if fused and batches:
-            self.batch_fusion = why_not_fused_batch(spec, model.weights, registry) or "on"
-        if self.batch_fusion == "on":
-            keys += fused_batch_keys(spec, model.weights, kv_types)
-        keys = list(dict.fromkeys(keys))
+        batch = decode_path(path, sequences, device.architecture) == "matrix"
+        known = (spec, model.weights, registry, kv_types)
+        self.fusion = choose_fusion(*known, fused=fused, batch=batch)
+        keys = list(dict.fromkeys([*keys, *self.fusion.keys]))
         self.kernels = Kernels(device, registry, keys, {"MAX_COLS": max_cols}, progress=progress)
         self.weights = DeviceWeights(model.weights, device, progress=progress)
         self._cache = DeviceCache(spec, device, (kv_type_k, kv_type_v), context, sequences)
@@ -332,10 +323,7 @@ class Engine:
         return replace(flow, path=decode_path(self.path, rows, self.device.architecture))
 
     def _write_step(self, rows: Sequence[FlowRow]) -> int:
-        """Prepares the host side of a flow, after everything queued before has left it alone.
-
-        Returns how many positions its rows see at most.
-        """
+        """The host side of a flow, after all queued before; positions that its rows see at most."""
         self.device.stream.synchronise()
         self._stamp += 1
         self._tail.arm()
@@ -368,9 +356,9 @@ class Engine:
 
         def queue() -> None:
             self._step.queue_copy(rows)
-            if flow.path == "matrix" and self.batch_fusion == "on" and rows <= PACKED_MOST:
+            if flow.path == "matrix" and self.fusion.batch == "on" and rows <= PACKED_MOST:
                 self._fused_batch.run(flow, with_tail=with_tail)
-            elif rows == 1 and self.fusion == "on":
+            elif rows == 1 and self.fusion.one == "on":
                 self._fused.run(flow, with_tail=with_tail)
             else:
                 self._pass.run(flow, rows if with_tail else 0, None)

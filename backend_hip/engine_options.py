@@ -1,6 +1,7 @@
 """What an engine accepts: checked before anything is compiled or allocated."""
 
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import MAX_COLS_LIMIT
 from reference.model.errors import InputError, Unsupported
 from reference.model.spec import ModelSpec
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_hip.device import Buffer, Device
-from backend_hip.registry import KV_TYPES, KVType
+from backend_hip.kv_types import KV_TYPES, KVType
 from reference.model.spec import LayerSpec, ModelSpec
 
 

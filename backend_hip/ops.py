@@ -13,8 +13,9 @@ from backend_hip import attention_shape, matrix
 from backend_hip.device import Buffer
 from backend_hip.dispatch import Kernels
 from backend_hip.half_columns import HalfColumns
+from backend_hip.kv_types import KV_TYPES
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.registry import KV_TYPES, few_columns, head_sizes
+from backend_hip.registry import few_columns, head_sizes
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
 

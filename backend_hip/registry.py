@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from backend_hip.attention_shape import LARGEST_HEAD
+from backend_hip.kv_types import KV_TYPES
 from backend_hip.layout import layout_of
 from backend_hip.tuning import decode_path
 from backend_hip.wave import WAVE
@@ -34,30 +33,6 @@ PACKED_MOST = 32  # columns up to which they run matvec_packed.hip, in tiles of 
 PACKED_TILE = 16
 
 
-@dataclass(frozen=True)
-class KVType:
-    """A storage type of the KV cache, as kernels/kv_type.h knows it under `code`.
-
-    Elements of `dtype`; with `block_elements` above 1 each block of that many along the head has a
-    scale of `scale_nbytes` beside them.
-    """
-
-    code: int
-    dtype: np.dtype[Any]
-    block_elements: int = 1
-    scale_nbytes: int = 0
-
-    def row_nbytes(self, width: int) -> int:
-        """Of one position's `width` elements, scales included."""
-        return width * self.dtype.itemsize + width // self.block_elements * self.scale_nbytes
-
-
-# The one place to add a type: here, with its Storage in kernels/kv_type.h.
-KV_TYPES: Mapping[str, KVType] = {
-    "f32": KVType(0, np.dtype(np.float32)),
-    "f16": KVType(1, np.dtype(np.float16)),
-    "q8_0": KVType(2, np.dtype(np.int8), block_elements=32, scale_nbytes=2),
-}
 MAX_COLS_LIMIT = 64
 LARGEST_BLOCK = 256  # threads, simt.h
 
@@ -145,14 +120,12 @@ _ARITHMETIC = {
 
 
 def tiles_of(form: str) -> tuple[int, ...]:
-    """Columns of a block of the matrix unit for weights of a format, ascending: all, or those for
-    more columns than the packed kernel takes."""
+    """Columns of a block for weights of a format, ascending: more than packed products take."""
     return tuple(tile for tile in MATRIX_TILES if form not in PACKED_FORMATS or tile > PACKED_MOST)
 
 
 def runs_packed(form: str, count: int) -> bool:
-    """Whether products of `count` columns read weights as the file has them, and activations as
-    kernels/packed.h lays them out."""
+    """Whether products of `count` columns run on activations as kernels/packed.h has them."""
     return form in PACKED_FORMATS and count <= PACKED_MOST
 
 
@@ -178,14 +151,14 @@ def _fused_projections(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
 
 
 def _packed_products(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
-    """Products that share their activations, the last with weights in a format of its own."""
+    """Products of the same activations, the last with weights in a format of its own."""
     for last in dict.fromkeys((name, *_V_FORMATS.get(name, ()))):
         if last in PACKED_FORMATS:
-            last_format = ("LAST_FORMAT", FORMATS[last].ggml_type)
-            both: dict[str, Any] = {"defines": (*row["defines"], last_format)}
-            both |= {"path": "matrix", "variant": f"{name},{last}", "entry": "matvec_packed"}
-            both |= {"shape": ("STAGED_SUPERBLOCKS",), "claims": ("wide_loads",), "waves": (32,)}
-            yield _row("matvec_batched_packed", "matvec_packed.hip", "PPPPPPiiiiii", 256, **both)
+            shared = {"path": "matrix", "entry": "matvec_packed", "variant": f"{name},{last}"}
+            chosen = {"shape": ("STAGED_SUPERBLOCKS",), "claims": ("wide_loads",), "waves": (32,)}
+            chosen["defines"] = (*row["defines"], ("LAST_FORMAT", FORMATS[last].ggml_type))
+            op, file = "matvec_batched_packed", "matvec_packed.hip"
+            yield _row(op, file, "PPPPPPiiiiii", 256, **shared, **chosen)
 
 
 def _matrix_blocks(name: str, form: dict[str, Any]) -> Iterable[KernelRow]:
@@ -313,8 +286,7 @@ REGISTRY = Registry(_rows())
 
 
 FEW_COLUMNS = (4, 8, 16)
-"""Columns of the kernels that multiply a decode step of several sequences; more take the batched
-kernel, whose number of columns the engine chooses."""
+"""Columns of kernels for a decode step of several sequences; more take the batched kernel."""
 
 
 def few_columns(path: str, sequences: int) -> int:
@@ -324,8 +296,7 @@ def few_columns(path: str, sequences: int) -> int:
 
 
 def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[Key]:
-    """What products of several columns need with weights of a format. Which block of the matrix
-    unit runs depends on the number of columns, so all of them are needed."""
+    """What products of any number of columns above one need with weights of a format."""
     few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
     if path == "matrix":
         blocks = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT, PATHS
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import MAX_COLS_LIMIT, PATHS
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import LARGEST_SEED, Checking
 from reference.model.errors import InputError

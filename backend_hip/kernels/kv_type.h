@@ -1,4 +1,4 @@
-// Storage types of the KV cache, by the codes of registry.py's KV_TYPES.
+// Storage types of the KV cache, by the codes of KV_TYPES in backend_hip/kv_types.py.
 //
 //   0 f32
 //   1 f16    rounded to nearest even on write

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from backend_hip.engine import DEFAULT_MAX_COLS
-from backend_hip.registry import KV_TYPES, PATHS
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import PATHS
 from reference.model.errors import InputError
 from suites.benchmark.cases import MAX_COLS, MAX_COLS_PROMPTS, MODE_PROMPTS
 

@@ -52,7 +52,7 @@ class Products:
         ]
         ordered = in_order(self._subject.model, self._engine.weights)
         jobs.append(self._job(ALL, ordered, columns, shared=False))
-        if columns == 1 and self._engine.fusion == "on":
+        if columns == 1 and self._engine.fusion.one == "on":
             jobs += self._fused(ordered)
         return jobs
 

@@ -53,7 +53,7 @@ def rest_jobs(subject: Subject, runner: Runner, kind: str) -> list[Job]:
         ("final norm", _REPEATS, _REPEATS * 2 * width, norm),
         (f"KV {kind} writes", len(layers), 4.0 * rows, write),
     ]
-    if engine.fusion == "on":
+    if engine.fusion.one == "on":
         parts.append(("norms and rotations of heads", len(layers), 8.0 * heads, rotate))
     return [
         Job(record_of(subject, REST, what, "any", 1, count, nbytes, 0.0), queue)

@@ -7,7 +7,8 @@ import numpy as np
 
 from backend_hip.device import Buffer
 from backend_hip.half_columns import PACKED_NBYTES, SUPERBLOCK
-from backend_hip.registry import KV_TYPES, Key
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import Key
 from suites.correctness.lab import Lab, normal
 
 EPSILON = 1e-6

@@ -22,7 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import MAX_COLS_LIMIT
 from reference.model.errors import InputError
 
 FILE = "suites/correctness/test_relations.py"

@@ -13,7 +13,8 @@ from backend_hip import matrix, packed
 from backend_hip.device import Buffer, Device
 from backend_hip.engine import Engine
 from backend_hip.half_columns import SUPERBLOCK
-from backend_hip.registry import KV_TYPES, PACKED_TILE, REGISTRY, Key, requirements
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import PACKED_TILE, REGISTRY, Key, requirements
 from backend_hip.runtimes.checking import Checking, checking_of, set_checking
 from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model

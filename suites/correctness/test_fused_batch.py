@@ -50,7 +50,7 @@ def test_fused_steps_have_the_bits_of_single_ops(
             kv_type_k=kv_types[0],
             kv_type_v=kv_types[1],
         ) as engine:
-            assert engine.batch_fusion == ("on" if fused else "off")
+            assert engine.fusion.batch == ("on" if fused else "off")
             steps = [*_steps(engine, 2), *_steps(engine, rows)]
             ops = {key[0] for key, count in engine.kernels.routes.items() if count}
             assert ("norm_pack" in ops) == fused
@@ -87,6 +87,6 @@ def test_what_it_does_not_know_runs_op_by_op(
 ) -> None:
     model = load(name)
     with Engine(model, device, path="matrix", sequences=2, context_length=16) as engine:
-        assert reason in engine.batch_fusion
+        assert reason in engine.fusion.batch
         assert all(np.isfinite(step).all() for step in _steps(engine, 2, 1))
         assert not any(key[0] == "norm_pack" for key in engine.kernels.routes)

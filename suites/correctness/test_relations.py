@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from backend_hip.device import Device
 from backend_hip.engine import Engine
-from backend_hip.registry import KV_TYPES, MAX_COLS_LIMIT
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import MAX_COLS_LIMIT
 from fixtures.registry import is_large
 from reference.model import Model
 from reference.model.errors import DeviceError, InputError

@@ -54,8 +54,8 @@ PATCHES: tuple[KernelPatch, ...] = (
         "results of the matrix unit are too large by 1",
         Change(
             f"{_KERNELS}/matvec_batched_matrix.hip",
-            "= sums[i] * scales[tile * SIDE + column];",
-            "= sums[i] * scales[tile * SIDE + column] + 1.0f;",
+            "= sum * scales[column];",
+            "= sum * scales[column] + 1.0f;",
         ),
         ("matvec_batched_matrix.hip",),
         _PRODUCT_OPS,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from backend_hip.device import open_device
+from backend_hip.packed import product_key
 from backend_hip.registry import PATHS, REGISTRY, Key
 from fixtures.faults import Change
 from reference.model import Model
@@ -137,8 +138,9 @@ _ON_PATH = {"serial-accumulator": "serial", "packed-result": "matrix", "matrix-r
 @pytest.mark.parametrize("mode", PREFILL_MODES)
 def test_the_kernels_of_the_path_are_what_is_patched(path: str, mode: str) -> None:
     op = "matvec_batched" if mode == "batched" else "matvec"
-    of_mode = path_of(mode, path)
-    file = REGISTRY.find(op, "Q4_K/16" if of_mode == "matrix" else "Q4_K", of_mode).file
+    of_mode, form = path_of(mode, path), "Q4_K"
+    key = product_key([form]) if of_mode == "matrix" else (op, form, of_mode)
+    file = REGISTRY.find(*key).file
     first = next(patch for patch in PATCHES if file in patch.kernels)
     assert first.id == _PATCH_OF.get(of_mode, "accumulator")
 

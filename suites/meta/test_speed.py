@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from backend_hip import Device
-from backend_hip.registry import KV_TYPES, PATHS
+from backend_hip.kv_types import KV_TYPES
+from backend_hip.registry import PATHS
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
 from reports import kernel_use, operations, speed
