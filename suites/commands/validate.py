@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from backend_hip.matrix import default_chunk
 from backend_hip.runtimes.checking import Checking
 from fixtures.faults import find_fault
 from reference.model import Model
 from reference.model.errors import DeviceError
 from suites import summary
 from suites.commands import common, tables
+from suites.commands.planting import planted
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
 from suites.harness.validate import Options, validate
@@ -22,9 +24,10 @@ VALIDATE_LINE = (
     "The line `prefillBatched validate[...]` compares the last-token logits of the two prefill "
     "modes: ref is per-token, batched is batched, idx the element that differs most. tol is what "
     "they may differ by: 0 on path kparallel, which promises equal bits in both modes, and twice "
-    "the logit limit on path serial, which sums in another order. Column `of limit` says how much "
-    "of its limit a check used: 100 % is the limit itself. Both modes are traced where both are "
-    f"judged, per-token the first {PER_TOKEN_TRACED} tokens of the prompt."
+    "the logit limit on paths serial and matrix, which sum in another order or round factors. "
+    "Column `of limit` says how much of its limit a check used: 100 % is the limit itself. Both "
+    "modes are traced where both are judged, per-token the first "
+    f"{PER_TOKEN_TRACED} tokens of the prompt."
 )
 
 
@@ -137,11 +140,19 @@ def with_run(verdict: Verdict, arguments: argparse.Namespace, model: Model, labe
         "runtime": label,
         "self_test": getattr(arguments, "self_test", False),
         "max_cols": arguments.max_cols,
-        "chunk": arguments.chunk or arguments.max_cols,
+        "chunk": arguments.chunk or default_chunk(arguments.path, arguments.max_cols),
         **common.checking_from(arguments).facts(),
         "planted_fault": getattr(arguments, "plant", None),
     }
-    return Verdict(verdict.checks, run={**facts, **verdict.run}, notes=verdict.notes)
+    notes = verdict.notes
+    fault = planted(arguments)
+    if fault is not None and verdict.state is State.OK:
+        notes = (
+            *notes,
+            f"the planted fault {fault.id} was not seen, if it was reached at all: the catalogue "
+            f"plants it under {fault.model}, and some need --path matrix or another KV type",
+        )
+    return Verdict(verdict.checks, run={**facts, **verdict.run}, notes=notes)
 
 
 def render(verdict: Verdict, model: Model, columns: int) -> str:

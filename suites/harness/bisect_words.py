@@ -241,7 +241,10 @@ GROUPS: tuple[tuple[str, Holds], ...] = (
     ("the KV write", lambda name: name.endswith(": kv_write")),
     ("the recurrent state", lambda name: name.endswith(": recurrent state")),
     ("the logits against the reference", lambda name: name.startswith("logits: ")),
-    ("equal logits of both prefill modes", lambda name: name == "prefill pair: last-token logits"),
+    (
+        "the logits of both prefill modes against each other",
+        lambda name: name == "prefill pair: last-token logits",
+    ),
     ("equal KV contents of both modes", lambda name: name == "prefill pair: KV contents"),
     (
         "that both modes took routes of their own",
