@@ -55,7 +55,7 @@ def test_products_count_padding(load: Callable[[str], Model]) -> None:
     model = load("tiny-llama")
     few, sixteen = (step_work(model, columns).products for columns in (2, 16))
     assert few == sixteen == step_work(model, 1).products
-    # A packed superblock of 16 rows: 16 products and one for minima; Q6_K's bits apart from nibbles.
+    # A packed superblock of 16 rows: 16 products and one for minima; Q6_K takes both twice.
     packed = {"Q4_K": 17, "Q6_K": 34}
     want = 0
     for tensor in model.weights.matrices():
