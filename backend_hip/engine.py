@@ -51,7 +51,7 @@ class Engine:
     """A static batch of sequences on one device.
 
     `sequences`: how many; what takes no sequence speaks of sequence 0. `max_cols`: columns per
-    batched product, 1 to 64. `chunk`: prompt tokens per flow, default max_cols, 512 on path matrix.
+    batched product, 1 to 64. `chunk`: prompt tokens a flow, default max_cols, 1,024 on path matrix.
     `judge` receives both results when `batched_prefill` is "validate"; what it returns is kept as
     `validation`. `fused` lets decode graphs use fused kernels; `fusion` says which, and why not.
     Raises Unsupported before anything runs when the registry lacks a kernel.

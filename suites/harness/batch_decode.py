@@ -28,10 +28,11 @@ NAME = "batched decode"
 SEQUENCES = 3
 """What a judged engine holds: the fewest that put a column alone behind a full group of two, the
 smallest group that a kernel keeps in shared memory. More cost nothing but KV memory."""
-LENGTHS = (7, 2, 5)
-"""Tokens of the prompts, all in one tile of keys: other positions for every row of a step."""
-ORDERS = ((2, 0, 1), (2, 1))
-"""The sequences of each step by row: all, none in the row of its number, then a part. Of the last
+LENGTHS = (7, 2, 13)
+"""Tokens of the prompts, all in one tile of keys: other positions for every row of a step. With all
+steps none is longer than 16, the columns of a tile of the matrix unit: more run other kernels."""
+ORDERS = ((2, 0, 1), (0, 2), (2, 1))
+"""The sequences of each step by row: all, none in the row of its number, then parts. Of the last
 step, which is production's, only the next tokens are read back."""
 STEPS = len(ORDERS)
 
@@ -85,11 +86,13 @@ class _Run:
         yield from self._left_behind(alone)
 
     def _prompt(self, sequence: int) -> tuple[int, ...]:
-        """Other tokens in each sequence, so that none can be taken for another's."""
+        """Other tokens in each sequence and place, so that none can be taken for another."""
         batch = self.batch
-        length = min(LENGTHS[sequence], len(batch.tokens), batch.room - STEPS)
-        vocabulary = batch.model.spec.vocab_size
-        return tuple((token + sequence) % vocabulary for token in batch.tokens[:length])
+        length = min(LENGTHS[sequence], batch.room - STEPS)
+        given, vocabulary = batch.tokens, batch.model.spec.vocab_size
+        return tuple(
+            (given[i % len(given)] + sequence + i // len(given)) % vocabulary for i in range(length)
+        )
 
     def _token(self, sequence: int, index: int) -> int:
         """What step `index` of a sequence is fed: chosen here, so that it is always an id."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from backend_hip.registry import PACKED_MOST
 from reference.forward import DenseCache
 from reference.model import Model, check_tokens
 from reference.model.errors import Unsupported
@@ -305,6 +306,11 @@ class _Run:
                 f"path {self._options.path} bounds logits between prefill modes; KV contents of "
                 "each mode are judged against its trace only"
             )
+            if self._options.path == "matrix" and len(self._tokens) > PACKED_MOST:
+                self._notes.append(
+                    f"products of up to {PACKED_MOST} columns, which decode steps of several "
+                    "sequences run, are judged op by op only in flows of so few tokens"
+                )
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 
     def _eager(
