@@ -36,7 +36,7 @@ def pack(
     count: int,
     columns: int,
 ) -> None:
-    """Packs x (count, columns) for multiply_packed; at most PACKED_MOST rows."""
+    """Packs x (count, columns) for `multiply`; at most PACKED_MOST rows."""
     if count > PACKED_MOST:
         raise ValueError(f"packed: count is {count}, expected at most {PACKED_MOST}, what is held")
     kernels.launch(("to_packed", "", "any"), (count, 1), x, held.packed, held.scales, columns)

@@ -39,6 +39,8 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
         "packed": {"STAGED_SUPERBLOCKS": 1, "BLOCKS": 6, "PARTS": 4},
     },
 }
+MOST_PARTS = 8  # of K that kernels/partial_sums.h adds; more would be left out
+assert all(shapes["packed"]["PARTS"] <= MOST_PARTS for shapes in _SHAPES.values())
 _OTHER_AMD = "gfx1201"
 _FAMILIES: Mapping[str, str] = {
     "matvec": "one_column",

@@ -27,6 +27,9 @@ constexpr int DIGITS = 4;
 
 }  // namespace byte_unit
 
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include "byte_unit_gfx12.h"  // here, because a header comes once in a flattened source
+#endif
 #if defined(SIMT_CPU)
 #include "byte_unit_cpu.h"
 #elif defined(__CUDACC__) || defined(__CUDACC_RTC__)

@@ -27,13 +27,19 @@ def _rows() -> list[KernelRow]:
     return rows
 
 
-@pytest.mark.parametrize("row", _rows(), ids=lambda row: "-".join(filter(None, row.key)))
-def test_compiles_for_sm90(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NVRTC that the tests compile with; where there is none they are skipped, and say so."""
     try:
         found = nvidia.find_nvrtc(None)
     except InputError as error:
         pytest.skip(f"{error}")
     monkeypatch.setenv(nvidia.NVRTC, str(found.path))
+
+
+@pytest.mark.parametrize("row", _rows(), ids=lambda row: "-".join(filter(None, row.key)))
+@pytest.mark.usefixtures("nvrtc")
+def test_compiles_for_sm90(row: KernelRow) -> None:
     source = source_of(
         row, {"MAX_COLS": DEFAULT_MAX_COLS}, SIZES.get(row.sized, 0), "cuda sm_90", 4
     )
@@ -46,12 +52,8 @@ def test_compiles_for_sm90(row: KernelRow, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("file", ["bandwidth.hip", "matrix_rate.hip", "expand_kv.hip"])
-def test_what_no_engine_launches_compiles_too(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        found = nvidia.find_nvrtc(None)
-    except InputError as error:
-        pytest.skip(f"{error}")
-    monkeypatch.setenv(nvidia.NVRTC, str(found.path))
+@pytest.mark.usefixtures("nvrtc")
+def test_what_no_engine_launches_compiles_too(file: str) -> None:
     options = [*OPTIONS, "--offload-arch=cuda sm_90", "-DSIMT_BLOCK=256", "-DSIMT_WAVE=32"]
     assert b"\x7fELF" in _compile(flatten(file), file, options)
 
