@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from backend_hip.kv_types import KV_TYPES
 from backend_hip.runtimes import DEVICES
 from backend_hip.runtimes.checking import Checking, set_checking
 from fixtures.faults import Change
@@ -108,7 +109,7 @@ def add_kv(parser: argparse.ArgumentParser) -> None:
             f"--kv-type-{letter}",
             default="f16",
             metavar="T",
-            help=f"storage type of cached {word}: f16 or f32 (default: f16)",
+            help=f"storage type of cached {word}: {', '.join(KV_TYPES)} (default: f16)",
         )
 
 
@@ -232,7 +233,7 @@ def open_engine(
 class EngineOpener:
     """Opens an engine when a judge asks for one, and remembers which runtime it runs on.
 
-    It holds as many sequences as the check of decode batches needs: they cost KV memory only.
+    It holds as many sequences as the check of decode batches wants: they cost KV memory only.
     """
 
     arguments: argparse.Namespace
@@ -242,10 +243,18 @@ class EngineOpener:
     label: str = "none"
 
     def __call__(self) -> "Engine":
-        from suites.harness.batch_decode import SEQUENCES
+        from suites.benchmark.byte_model import kv_nbytes_per_token
+        from suites.harness.batch_decode import sequences_of
 
+        # At most: the types that were asked for may be none, which the engine refuses.
+        per_token_nbytes = kv_nbytes_per_token(self.model.spec, "f32", "f32")
+        kv_nbytes = context_for(self.model, self.positions) * per_token_nbytes
         engine = open_engine(
-            self.arguments, self.model, self.positions, self.progress, sequences=SEQUENCES
+            self.arguments,
+            self.model,
+            self.positions,
+            self.progress,
+            sequences=sequences_of(self.arguments.path, kv_nbytes),
         )
         self.label = engine.device.label
         return engine

@@ -7,11 +7,13 @@ one prefill of all its tokens by the same engine, with the logits of every posit
 before this one hold prefills to the reference, and decoding alone to a prefill.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from backend_hip.registry import PACKED_MOST, PACKED_TILE
 from reference.model import Model
 from reference.model.sampling import argmax
 from suites.harness.compare import Array
@@ -21,20 +23,60 @@ from suites.harness.left_behind import LeftBehind
 from suites.harness.pair import bits_check, is_exact
 from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_of
 from suites.harness.run_options import Options
-from suites.harness.tail import broken_prefill, broken_step
+from suites.harness.tail import BrokenLink, broken_prefill, broken_step
 from suites.harness.verdict import Check, State, behind, counted, fact
 
 NAME = "batched decode"
 SEQUENCES = 3
 """What a judged engine holds: the fewest that put a column alone behind a full group of two, the
 smallest group that a kernel keeps in shared memory. More cost nothing but KV memory."""
-LENGTHS = (7, 2, 13)
-"""Tokens of the prompts, all in one tile of keys: other positions for every row of a step. With all
-steps none is longer than 16, the columns of a tile of the matrix unit: more run other kernels."""
-ORDERS = ((2, 0, 1), (0, 2), (2, 1))
-"""The sequences of each step by row: all, none in the row of its number, then parts. Of the last
-step, which is production's, only the next tokens are read back."""
-STEPS = len(ORDERS)
+MANY = PACKED_TILE + 1
+"""Sequences that put a row into a second tile of the matrix unit. An engine of path matrix holds
+them where that takes at most MANY_NBYTES; other paths run batched prefill's kernels for so many."""
+MANY_NBYTES = 2**30
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Prompts and steps. `lengths` are of the prompts, by sequence: other positions for every row.
+
+    `orders` has the sequences of each step by row. Of the last step, which is production's, only
+    the next tokens are read back. `flow` bounds the tokens that are fed at once; with `one_flow` a
+    sequence alone is fed prompt and steps at once: path matrix takes another kernel for each number
+    of tiles, and gives the same bits only within one.
+    """
+
+    lengths: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    flow: int | None = None
+    one_flow: bool = False
+
+    @property
+    def steps(self) -> int:
+        return len(self.orders)
+
+    def described(self, room: int) -> str:
+        """What it covers, where a sequence has `room` positions."""
+        sequences = counted(len(self.lengths), "sequence")
+        longest = min(max(self.lengths) + self.steps, room)
+        return f"{sequences}, {counted(self.steps, 'common step')}, up to {longest} positions"
+
+
+def few(prompt_tokens: int, path: str) -> Plan:
+    """Three sequences, the longest of the judged prompt's length: positions behind the first tile.
+
+    No sequence stands in the row of its number in the first step; the others are of parts.
+    """
+    lengths = (7, 2, max(PACKED_TILE + 5, prompt_tokens))
+    return Plan(lengths, ((2, 0, 1), (0, 2), (2, 1)), PACKED_TILE if path == "matrix" else None)
+
+
+def many() -> Plan:
+    """Two tiles of rows: a prompt and its steps fill two tiles of columns too, and no third."""
+    room = PACKED_MOST - PACKED_TILE - 2  # for other lengths, with two steps behind each
+    lengths = tuple(MANY + (5 * sequence) % room for sequence in range(MANY))
+    turned = (tuple((row + by) % MANY for row in range(MANY)) for by in (5, 11))
+    return Plan(lengths, tuple(turned), one_flow=True)
 
 
 @dataclass(frozen=True)
@@ -47,9 +89,20 @@ class Batch:
     room: int
 
 
+@dataclass(frozen=True)
+class _Fed:
+    """A flow of a prefill, and what of its tail does not hold."""
+
+    result: Prefilled
+    broken: BrokenLink | None
+
+
 @dataclass
 class _Alone:
-    """What one sequence gives with no other beside it: `logits` (tokens, V) of every position."""
+    """What one sequence gives with no other beside it.
+
+    `logits` (1 + its steps, V): of the prompt's last token, then of every token behind it.
+    """
 
     logits: Array
     left: LeftBehind
@@ -61,34 +114,45 @@ class _Run:
 
     engine: JudgedEngine
     batch: Batch
+    plan: Plan
     generations: Generations
     broken_since: str
-    fed: list[int] = field(default_factory=lambda: [0] * SEQUENCES)
+    fed: Counter[int] = field(default_factory=Counter)
 
     def checks(self) -> Iterator[Check]:
         """Runs one part after the other; a caller that sees one fail stops here."""
-        alone = []
-        for sequence in range(SEQUENCES):
-            what, tokens = f"tokens of sequence {sequence} alone", self._tokens(sequence)
+        alone: list[_Alone] = []
+        for sequence in range(len(self.plan.lengths)):
             self.engine.reset()
-            made = self._feed(what, tokens, into=0, logits="all")
-            broken, rows = broken_prefill(made, tokens), len(made.logits)
-            yield self._says(broken is None, f"{NAME}: {what}: {broken}")
-            yield self._says(rows == len(tokens), f"{NAME}: {what}: logits of {rows} positions")
-            left = LeftBehind.of(self.engine, self.batch.model.spec)
-            alone.append(_Alone(np.array(made.logits, copy=True), left))
+            yield from self._alone(sequence, alone)
         self.engine.reset()
         for sequence, expected in enumerate(alone):
             yield from self._prefill(sequence, expected)
-        for order in ORDERS[:-1]:
+        *steps, last = self.plan.orders
+        for order in steps:
             yield from self._step(order, alone)
-        yield from self._production_step(ORDERS[-1], alone)
+        yield from self._production_step(last, alone)
         yield from self._left_behind(alone)
+
+    def _alone(self, sequence: int, alone: list[_Alone]) -> Iterator[Check]:
+        """Feeds one sequence all its tokens and adds what it gives to `alone`."""
+        what, prompt = f"tokens of sequence {sequence} alone", self._prompt(sequence)
+        if self.plan.one_flow:
+            parts = self._feed(what, (*prompt, *self._behind(sequence)), into=0, logits="all")
+        else:
+            parts = self._feed(what, prompt, into=0)
+            parts += self._feed(what, self._behind(sequence), into=0, logits="all")
+        for part in parts:
+            yield self._says(part.broken is None, f"{NAME}: {what}: {part.broken}")
+        wanted = 1 + len(self._behind(sequence))
+        logits = np.concatenate([np.asarray(part.result.logits) for part in parts])[-wanted:]
+        yield self._says(len(logits) == wanted, f"{NAME}: {what}: logits of {len(logits)} tokens")
+        alone.append(_Alone(logits, LeftBehind.of(self.engine, self.batch.model.spec)))
 
     def _prompt(self, sequence: int) -> tuple[int, ...]:
         """Other tokens in each sequence and place, so that none can be taken for another."""
         batch = self.batch
-        length = min(LENGTHS[sequence], batch.room - STEPS)
+        length = min(self.plan.lengths[sequence], batch.room - self.plan.steps)
         given, vocabulary = batch.tokens, batch.model.spec.vocab_size
         return tuple(
             (given[i % len(given)] + sequence + i // len(given)) % vocabulary for i in range(length)
@@ -97,26 +161,33 @@ class _Run:
     def _token(self, sequence: int, index: int) -> int:
         """What step `index` of a sequence is fed: chosen here, so that it is always an id."""
         vocabulary = self.batch.model.spec.vocab_size
-        return (self.batch.tokens[-1] + 1 + sequence + SEQUENCES * index) % vocabulary
+        count = len(self.plan.lengths)
+        return (self.batch.tokens[-1] + 1 + sequence + count * index) % vocabulary
 
-    def _tokens(self, sequence: int) -> tuple[int, ...]:
-        """All that a sequence is fed."""
-        steps = sum(sequence in order for order in ORDERS)
-        fed = (self._token(sequence, index) for index in range(steps))
-        return (*self._prompt(sequence), *fed)
+    def _behind(self, sequence: int) -> tuple[int, ...]:
+        """What a sequence is fed in all steps."""
+        steps = sum(sequence in order for order in self.plan.orders)
+        return tuple(self._token(sequence, index) for index in range(steps))
 
-    def _feed(self, what: str, tokens: tuple[int, ...], *, into: int, logits: str) -> Prefilled:
-        feed = prefill_of(self.engine, self.batch.options.modes[-1])
-        result = feed(tokens, sequence=into, logits=logits)
-        self.generations.add(what, result.tail, np.asarray(result.logits))
-        return result
+    def _feed(
+        self, what: str, tokens: tuple[int, ...], *, into: int, logits: str = "last"
+    ) -> list[_Fed]:
+        feed, flow = prefill_of(self.engine, self.batch.options.modes[-1]), self.plan.flow
+        done = []
+        for first in range(0, len(tokens), flow or len(tokens)):
+            part = tokens[first : first + (flow or len(tokens))]
+            start = self.engine.positions[into]
+            result = feed(part, sequence=into, logits=logits)
+            self.generations.add(what, result.tail, np.asarray(result.logits))
+            done.append(_Fed(result, broken_prefill(result, part, start)))
+        return done
 
     def _prefill(self, sequence: int, alone: _Alone) -> Iterator[Check]:
         what = f"{NAME}: prompt of sequence {sequence}"
         prompt = self._prompt(sequence)
-        got, length = self._feed(what, prompt, into=sequence, logits="last"), len(prompt)
-        yield self._bits(what, np.asarray(got.logits)[-1], alone.logits[length - 1])
-        held = self.engine.positions[sequence]
+        got = self._feed(what, prompt, into=sequence)[-1].result
+        yield self._bits(what, np.asarray(got.logits)[-1], alone.logits[0])
+        held, length = self.engine.positions[sequence], len(prompt)
         yield self._says(
             got.position == held == length, f"{what}: position is {held}, expected {length}"
         )
@@ -130,7 +201,7 @@ class _Run:
         self.generations.add(f"{NAME}: step of {order}", results[0].tail)
         model, options = self.batch.model, self.batch.options
         types = (options.kv_type_k, options.kv_type_v)
-        rows = product_rows(model, options.path, "decode batch", types, sequences=SEQUENCES)
+        rows = product_rows(model, options.path, "decode batch", types, sequences=len(order))
         yield replace(kernels_check(f"{NAME} of {order}", results[0], rows), name=NAME)
         for row, (sequence, token, got) in enumerate(zip(order, tokens, results, strict=True)):
             what = f"{NAME}, sequence {sequence} in row {row} of {len(order)}"
@@ -153,7 +224,7 @@ class _Run:
 
     def _want(self, sequence: int, alone: list[_Alone]) -> Array:
         """Logits (V,) of the token that is fed next."""
-        row: Array = alone[sequence].logits[len(self._prompt(sequence)) + self.fed[sequence]]
+        row: Array = alone[sequence].logits[1 + self.fed[sequence]]
         return row
 
     def _advanced(self, what: str, sequence: int, position: int) -> Check:
@@ -188,23 +259,34 @@ def batch_decode(
     generations: Generations,
     broken_since: str,
     say: Progress,
-) -> tuple[Check | None, str]:
-    """The check, or None and a note that says why nothing was run.
+) -> tuple[list[Check], list[str]]:
+    """The check, none where nothing was run, and notes that say what was not, and why.
 
     Resets the engine, and leaves the sequences behind. `broken_since`: what was found before.
     """
     why = _why_not(engine, batch)
     if why:
-        return None, f"decode steps of several sequences were not judged: {why}"
-    say("sequences that decode together")
+        return [], [f"decode steps of several sequences were not judged: {why}"]
+    plans, notes = [few(len(batch.tokens), batch.options.path)], []
+    if batch.options.path == "matrix":
+        why = _why_not_many(engine, batch)
+        plans += [] if why else [many()]
+        notes += [f"decode steps of {MANY} rows were not judged: {why}"] if why else []
     elements = 0
-    for check in _Run(engine, batch, generations, broken_since).checks():
-        elements += check.elements
-        if check.state is not State.OK:
-            return behind(replace(check, elements=elements), broken_since), ""
-    steps = counted(STEPS, "common step")
-    detail = f"{counted(SEQUENCES, 'sequence')}, {steps}"
-    return Check(NAME, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0, detail=detail), ""
+    for plan in plans:
+        say(f"{counted(len(plan.lengths), 'sequence')} that decode together")
+        for check in _Run(engine, batch, plan, generations, broken_since).checks():
+            elements += check.elements
+            if check.state is not State.OK:
+                return [behind(replace(check, elements=elements), broken_since)], notes
+    detail = "; ".join(plan.described(batch.room) for plan in plans)
+    check = Check(NAME, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0, detail=detail)
+    return [check], notes
+
+
+def sequences_of(path: str, kv_nbytes: int) -> int:
+    """How many sequences a judged engine holds, of `kv_nbytes` of KV cache each."""
+    return MANY if path == "matrix" and MANY * kv_nbytes <= MANY_NBYTES else SEQUENCES
 
 
 def _why_not(engine: JudgedEngine, batch: Batch) -> str:
@@ -215,6 +297,16 @@ def _why_not(engine: JudgedEngine, batch: Batch) -> str:
     # Products on the matrix unit give a column the same bits beside any others of its tile.
     if not is_exact(path) and (path, mode) != ("matrix", "batched"):
         return f"path {path} does not promise that they give the bits of each alone"
-    if batch.room <= STEPS:
-        return f"{STEPS} steps and a prompt need more than a context of {batch.room}"
+    steps = few(len(batch.tokens), path).steps
+    if batch.room <= steps:
+        return f"{steps} steps and a prompt need more than a context of {batch.room}"
+    return ""
+
+
+def _why_not_many(engine: JudgedEngine, batch: Batch) -> str:
+    held = len(engine.positions)
+    if held < MANY:
+        return f"the engine holds {counted(held, 'sequence')}"
+    if batch.room < PACKED_MOST:
+        return f"they need a context of {PACKED_MOST}, it is {batch.room}"
     return ""

@@ -267,6 +267,9 @@ def _case_of(verdict: Verdict, broken: Check, case: Case) -> Case:
     longer = (*case.tokens, *generated[:-1])
     if head.startswith(("local, decoded positions", "decode")):
         return Case(longer, case.mode, case.path, case.kv_type_k, case.kv_type_v)
+    if "few columns" in broken.name:
+        few = tuple(run["few_columns"])
+        return Case(few, "batched", case.path, case.kv_type_k, case.kv_type_v)
     mode = head.removeprefix("local, ") if head.startswith("local, ") else case.mode
     if broken.name.startswith("logits: per-token"):
         mode = "per-token"

@@ -14,6 +14,9 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_hip.dispatch import route_name
+from backend_hip.packed import product_key
+from backend_hip.registry import PACKED_FORMATS
 from reference.delta_net import RecurrentState
 from reference.forward import DenseCache, Reference
 from reference.model import Model
@@ -207,7 +210,13 @@ class FakeEngine:
 
     def _routes(self, mode: str, launches: int) -> dict[str, int]:
         held = len(self._sequences)
-        rows = product_rows(self._model, self._path, mode, self._kv_types, sequences=held)[0]
+        rows = set(product_rows(self._model, self._path, mode, self._kv_types, sequences=held)[0])
+        if self._path == "matrix" and mode == "batched":
+            # As of the real one's few columns, which are of the same family.
+            packed = {tensor.format.name for tensor in self._model.weights.matrices()}
+            for form in packed & set(PACKED_FORMATS):
+                rows.discard(f"matvec_batched {form} matrix")
+                rows.add(route_name(product_key([form])))
         return {**dict.fromkeys(sorted(rows), launches), "argmax any": 1}
 
     def _prefill(
@@ -272,7 +281,9 @@ class FakeEngine:
         done = []
         for token, sequence in zip(tokens, chosen, strict=True):
             with self._at(sequence), self._numerics("decode batch", False):
+                self._reference.half_products = self._path == "matrix"
                 row = self._reference.decode(token)
+                self._reference.half_products = False
             tail = self._tail_of(self._fault.logits(row.copy(), "decode batch"), "decode batch")
             position = self.positions[sequence]
             done.append(FakeStep(tail.staged_token, tail, token, position, routes))

@@ -17,7 +17,7 @@ from backend_hip.runtimes.checking import Checking, recover, set_checking
 from fixtures.faults import TIERS, Fault, find_fault
 from reference.model import Model
 from reference.model.errors import AssayError, DeviceError, InputError
-from suites.harness.batch_decode import SEQUENCES
+from suites.harness.batch_decode import sequences_of
 from suites.harness.fault_models import fault_model, seeded_prompt
 from suites.harness.patched import PatchedEngine, patched_engine
 from suites.harness.validate import Options, validate
@@ -215,7 +215,7 @@ def judge(model: Model, look: Look, engine: PatchedEngine = INSTALLED) -> Verdic
                 kv_type_k=look.kv_type_k,
                 kv_type_v=look.kv_type_v,
                 context_length=context,
-                sequences=SEQUENCES,
+                sequences=sequences_of(look.path, 0),
             )
 
         tokens = seeded_prompt(model, look.length, look.seed)

@@ -86,13 +86,17 @@ def _device_detail(tail: Tail, token: int) -> str:
     return f"chose token {tail.device_token}, host argmax is {token}"
 
 
-def broken_prefill(result: Prefilled, tokens: Sequence[int] = ()) -> BrokenLink | None:
+def broken_prefill(
+    result: Prefilled, tokens: Sequence[int] = (), start: int = 0
+) -> BrokenLink | None:
     """The tail of a prefill; its logits must be the last row that the caller got.
 
-    `tokens`, where known, is the prompt from position 0, whose last id the device must have read.
+    `tokens`, where known, are what was fed from position `start`; the device must have read the
+    last of them.
     """
     last_token = tokens[-1] if tokens else None
-    if tokens and not result.n_tokens == result.position == len(tokens):
+    held = start + len(tokens)
+    if tokens and (result.n_tokens, result.position) != (len(tokens), held):
         return BrokenLink(
             "token fed back",
             f"the prefill of {len(tokens)} tokens says that it fed {result.n_tokens} and is at "

@@ -139,20 +139,26 @@ def _stored_wrong(
     return not kv.is_written(recorded, held.kv, stored, layer, value_norm=norm)
 
 
-def judge_replay(
-    model: Model, recorded: Trace, declared: LocalRules, progress: Progress
+def judge_again(
+    model: Model,
+    recorded: Trace,
+    declared: LocalRules,
+    name: str,
+    what: str,
+    progress: Progress,
 ) -> list[Check]:
-    """Judges a traced prefill of prompt and decoded tokens, for the positions that only decode had.
+    """Judges the trace of a prefill that stands for runs which can't be traced.
 
-    Decoding itself is not traced; on an exact path it equals this prefill bit for bit.
+    `name` follows "local, " in the checks, `what` was traced stands in their links. Sound ops
+    become one check.
     """
     path = path_of(str(recorded.meta["mode"]), declared.path)
     points = list(judge_trace(model, recorded, replace(declared, path=path), progress=progress))
     checks = [
         replace(
             check,
-            name=check.name.replace("local:", "local, decoded positions:"),
-            link=f"{check.link}, replay of the decoded tokens",
+            name=check.name.replace("local:", f"local, {name}:"),
+            link=f"{check.link}, {what}",
         )
         for check in summarise(points)
     ]
@@ -162,7 +168,7 @@ def judge_replay(
     worst = max(sound, key=lambda check: check.of_limit or 0.0)
     merged = replace(
         worst,
-        name=f"local, decoded positions: {counted(len(sound), 'sound op')}",
+        name=f"local, {name}: {counted(len(sound), 'sound op')}",
         elements=sum(check.elements for check in sound),
         detail=f"{counted(len(points), 'point')} of {counted(len(recorded.tokens), 'token')}",
     )

@@ -3,7 +3,8 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
-    what production calls, and a second turn -> sequences that decode together ->
+    products of few columns on path matrix -> what production calls, and a second turn ->
+    sequences that decode together ->
     faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from backend_hip.registry import PACKED_MOST
 from reference.forward import DenseCache
 from reference.model import Model, check_tokens
 from reference.model.errors import Unsupported
@@ -26,6 +26,8 @@ from suites.harness.batch_decode import Batch, batch_decode
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References, apart
 from suites.harness.entry_points import Judged, entry_points
+from suites.harness.few_columns import NAME as FEW_COLUMNS
+from suites.harness.few_columns import few_columns, prompt_of
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernel_checks
 from suites.harness.left_behind import LeftBehind
@@ -39,7 +41,7 @@ from suites.harness.run_options import Options as Options
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
 from suites.harness.tail_probe import noise, probe_check, told_apart
-from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_replay, judge_run
+from suites.harness.traced import PER_TOKEN_TRACED, TracedRun, judge_again, judge_run
 from suites.harness.verdict import Check, State, Verdict, behind, check_of
 
 
@@ -158,8 +160,14 @@ class _Run:
         self._decode(decoded)
         self._routing()
         self._checks += replayed
+        about = Batch(self._model, self._tokens, self._options, self._room)
+        rest = (self._generations, self._broken(), self._say)
+        self._add(few_columns(self._engine, about, traced, *rest))
+        if self._checks[-1].name.endswith(FEW_COLUMNS):
+            self._run["few_columns"] = list(prompt_of(about))
         self._entry_points(results, decoded, limit)
-        self._batch_decode()
+        rest = (self._generations, self._broken(), self._say)
+        self._add(batch_decode(self._engine, about, *rest))
         self._say("chosen logits through the sampler tail")
         vocabulary = self._model.spec.vocab_size
         self._checks.append(probe_check(self._engine, vocabulary, self._generations))
@@ -203,7 +211,8 @@ class _Run:
             self._replayed_choices = choices_of(trace, self._model.spec)
         options = self._options
         declared = LocalRules(options.path, options.kv_type_k, options.kv_type_v)
-        local = judge_replay(self._model, trace, declared, self._say)
+        known = ("decoded positions", "replay of the decoded tokens")
+        local = judge_again(self._model, trace, declared, *known, self._say)
         name = f"decode equals {mode} prefill of the same tokens"
         link = (
             f"logits after {len(decoded.fed)} decode steps differ from a prefill of the same tokens"
@@ -306,11 +315,6 @@ class _Run:
                 f"path {self._options.path} bounds logits between prefill modes; KV contents of "
                 "each mode are judged against its trace only"
             )
-            if self._options.path == "matrix" and len(self._tokens) > PACKED_MOST:
-                self._notes.append(
-                    f"products of up to {PACKED_MOST} columns, which decode steps of several "
-                    "sequences run, are judged op by op only in flows of so few tokens"
-                )
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 
     def _eager(
@@ -358,13 +362,10 @@ class _Run:
         self._checks.append(check)
         self._notes += notes
 
-    def _batch_decode(self) -> None:
-        batch = Batch(self._model, self._tokens, self._options, self._room)
-        check, note = batch_decode(
-            self._engine, batch, self._generations, self._broken(), self._say
-        )
-        self._checks += [] if check is None else [check]
-        self._notes += [note] if note else []
+    def _add(self, found: tuple[list[Check], list[str]]) -> None:
+        checks, notes = found
+        self._checks += checks
+        self._notes += notes
 
     def _routing(self) -> None:
         """Of the prompt, and of the decoded tokens where the replay recorded them."""

@@ -1,19 +1,26 @@
 """Faults in steps of several sequences, planted one by one, in engines that are right alone."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from suites.harness.batch_decode import NAME, ORDERS, SEQUENCES
+from backend_hip.registry import PACKED_MOST, PACKED_TILE
+from reference.forward import DenseCache
+from suites.harness.batch_decode import MANY, NAME, SEQUENCES, Plan, few, many
 from suites.harness.fake_engine import FakeEngine, FakeStep
+from suites.harness.fault_models import seeded_prompt
+from suites.harness.few_columns import TOKENS
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict
+from suites.meta import broken
 from suites.meta.models import LLAMA, prompt, tiny_model
 
 Chosen = Sequence[int] | None
+DENSE: DenseCache = {}
 
 
 class _NextSequencesToken(FakeEngine):
@@ -77,20 +84,44 @@ class _PrefillsTheFirst(FakeEngine):
         return super().prefill_batched(tokens, sequence=0, **rest)
 
 
-def judged(engine: type[FakeEngine], sequences: int = SEQUENCES, **build: Any) -> Verdict:
+class _FourRows(FakeEngine):
+    """Rows behind the fourth get its token."""
+
+    def decode_batch(self, tokens: Sequence[int], sequences: Chosen = None) -> list[FakeStep]:
+        return super().decode_batch([tokens[min(row, 3)] for row in range(len(tokens))], sequences)
+
+
+class _WrongFewColumns(FakeEngine):
+    """RoPE is a position late in flows of as many tokens as packed products take, and in no other:
+    a prompt of a tile at most, or of more than two, does not meet it."""
+
+    def prefill_batched(self, tokens: Sequence[int], **rest: Any) -> Any:
+        few = PACKED_TILE < len(tokens) <= PACKED_MOST
+        with broken.ROPE_POSITION() if few else nullcontext():
+            return super().prefill_batched(tokens, **rest)
+
+
+def judged(
+    engine: type[FakeEngine], sequences: int = SEQUENCES, length: int | None = None, **build: Any
+) -> Verdict:
     model = tiny_model(LLAMA)
     options = Options(n_decode=1, **build)
     path = options.path
     return validate(
         model,
         lambda: engine(model, sequences=sequences, path=path),
-        prompt(model),
+        seeded_prompt(model, length, 5) if length else prompt(model),
         options,
+        dense=DENSE,
     )
 
 
 def neighbours_token() -> Verdict:
     return judged(_NextSequencesToken)
+
+
+def wrong_few_columns() -> Verdict:
+    return judged(_WrongFewColumns, 1, PACKED_TILE, path="matrix")
 
 
 def _check(verdict: Verdict) -> Check:
@@ -129,7 +160,45 @@ def test_steps_by_the_kernels_for_one_column_prove_nothing() -> None:
 def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
     verdict = judged(FakeEngine, modes=modes)
     assert verdict.summary() == "ok"
-    assert _check(verdict).elements > 2 * SEQUENCES * tiny_model(LLAMA).spec.vocab_size
+    check = _check(verdict)
+    assert check.elements > 2 * SEQUENCES * tiny_model(LLAMA).spec.vocab_size
+    assert check.detail == "3 sequences, 3 common steps, up to 24 positions"
+
+
+@pytest.mark.parametrize("length", [PACKED_TILE, PACKED_MOST + 1])
+def test_few_columns_of_path_matrix_are_judged_op_by_op(length: int) -> None:
+    verdict = judged(FakeEngine, 1, length, path="matrix")
+    assert verdict.summary() == "ok"
+    assert [check for check in verdict.checks if check.name.startswith("local, few columns: ")]
+    verdict = judged(_WrongFewColumns, 1, length, path="matrix")
+    assert verdict.summary() == f"diverged: Qcur_pos-0 (rope), prefill of {TOKENS} tokens"
+
+
+@pytest.mark.parametrize("length", [PACKED_TILE + 1, PACKED_MOST])
+def test_a_prompt_of_few_columns_is_traced_once(length: int) -> None:
+    verdict = judged(FakeEngine, 1, length, path="matrix")
+    assert not [check for check in verdict.checks if "few columns" in check.name]
+    assert not [note for note in verdict.notes if "op by op" in note]
+
+
+def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
+    assert judged(_FourRows).summary() == "ok"
+    verdict = judged(FakeEngine, MANY, path="matrix")
+    assert verdict.summary() == "ok"
+    assert _check(verdict).detail.endswith("; 17 sequences, 2 common steps, up to 32 positions")
+    verdict = judged(_FourRows, MANY, path="matrix")
+    assert "in row 4 of 17: logits differ" in verdict.summary()
+
+
+def test_rows_that_are_not_judged_are_said() -> None:
+    verdict = judged(FakeEngine, MANY - 1, path="matrix")
+    assert verdict.summary() == "ok"
+    assert [note for note in verdict.notes if "17 rows were not judged: the engine holds" in note]
+
+
+def test_the_longest_sequence_is_as_long_as_the_prompt() -> None:
+    verdict = judged(FakeEngine, length=30)
+    assert _check(verdict).detail == "3 sequences, 3 common steps, up to 33 positions"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +208,7 @@ def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
         (SEQUENCES, {"path": "serial"}, "path serial does not promise"),
     ],
 )
-def test_what_is_not_run_is_said(sequences: int, build: dict[str, str], why: str) -> None:
+def test_what_is_not_run_is_said(sequences: int, build: dict[str, Any], why: str) -> None:
     verdict = judged(FakeEngine, sequences, **build)
     assert verdict.summary() == "ok"
     assert NAME not in [check.name for check in verdict.checks]
@@ -148,17 +217,25 @@ def test_what_is_not_run_is_said(sequences: int, build: dict[str, str], why: str
 
 def test_no_room_for_the_steps_is_said() -> None:
     model = tiny_model(LLAMA)
+    steps = few(1, "kparallel").steps
     verdict = validate(
         model,
         lambda: FakeEngine(model, sequences=SEQUENCES),
-        prompt(model)[: len(ORDERS)],
+        prompt(model)[:steps],
         Options(n_decode=0),
-        context_length=len(ORDERS),
+        context_length=steps,
     )
     assert verdict.summary() == "ok"
     assert [note for note in verdict.notes if "steps and a prompt need more" in note]
 
 
-def test_each_sequence_stands_in_a_row_of_another_number() -> None:
-    assert all(row != sequence for row, sequence in enumerate(ORDERS[0]))
-    assert sorted(ORDERS[0]) == list(range(SEQUENCES))
+@pytest.mark.parametrize("plan", [few(5, "kparallel"), few(40, "matrix"), many()])
+def test_each_sequence_stands_in_a_row_of_another_number(plan: Plan) -> None:
+    sequences = range(len(plan.lengths))
+    assert sorted(plan.orders[0]) == list(sequences)
+    assert all(row != sequence for row, sequence in enumerate(plan.orders[0]))
+    steps = [sum(sequence in order for order in plan.orders) for sequence in sequences]
+    ends = [length + fed for length, fed in zip(plan.lengths, steps, strict=True)]
+    # Path matrix runs another kernel for each number of tiles.
+    assert not plan.one_flow or all(PACKED_TILE < n <= PACKED_MOST for n in (*plan.lengths, *ends))
+    assert plan.flow is None or plan.flow == PACKED_TILE

@@ -99,7 +99,7 @@ def test_a_kernel_that_breaks_every_layer_spans_them(
 ) -> None:
     kernel(
         "elementwise.hip",
-        ("numeric::silu(gate[i]) * up[i]", "1.5f * numeric::silu(gate[i]) * up[i]"),
+        ("y[i] = numeric::silu(gate[i]) * up[i]", "y[i] = 1.5f * numeric::silu(gate[i]) * up[i]"),
     )(monkeypatch)
     found = _bisect(device, "qwen3")
     assert found.forward is not None
