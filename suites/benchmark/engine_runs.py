@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from backend_hip import Device, Engine
 from backend_hip.device import Progress
 from backend_hip.kv_cache import DeviceCache
-from backend_hip.results import PrefillResult
+from backend_hip.results import PrefillResult, StepResult
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
 
@@ -63,9 +63,9 @@ class Runner:
         """One token for each named sequence."""
         return self.engine.step_batch(tokens, sequences)
 
-    def step_routes(self, tokens: Sequence[int]) -> dict[str, int]:
-        """Launches by registry row of a step of the first len(tokens) sequences."""
-        return dict(self.engine.decode_batch(tokens, range(len(tokens)))[0].routes)
+    def inspect(self, tokens: Sequence[int], sequences: Sequence[int]) -> list[StepResult]:
+        """The same with everything read back; `routes` are those of the whole step."""
+        return self.engine.decode_batch(tokens, sequences)
 
     def prefill(self, mode: str, tokens: Sequence[int]) -> PrefillResult:
         """Feeds a prompt to sequence 0."""

@@ -2,7 +2,8 @@
 
 The engine is set against itself, because the NumPy reference of an 8B model takes longer than the
 table: on `kparallel` batches and modes are bit-equal by contract, so a row that is not is refused.
-Other paths are bounded; how far they are off is shown in the row and judged by suites/correctness.
+Other paths round otherwise, and by how much they may would take the reference: they are judged by
+suites/correctness. Here they are refused where their logits are not the same network's at all.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ from suites.benchmark.engine_runs import Runner
 from suites.benchmark.matrix_work import executed_products
 from suites.benchmark.plans import SpeedRow
 from suites.benchmark.proof import require_route
-from suites.harness.compare import same_bits
+from suites.harness.compare import Array, same_bits
+from suites.harness.tolerances import RELATED_LOGITS
 
 EXACT = "kparallel"
 
@@ -38,21 +40,25 @@ def prove_decode(runner: Runner, row: SpeedRow, tokens: Sequence[int]) -> RowPro
     start = runner.assume if hybrid else runner.place
     start(row.context)
     together = runner.step(tokens)
-    alone = []
+    start(row.context)
+    seen = runner.inspect(tokens, range(len(tokens)))
+    routes, alone = dict(seen[0].routes), []
     for sequence, token in enumerate(tokens):
         start(row.context)
-        alone += runner.step_of([token], [sequence])
-    start(row.context)
-    routes = runner.step_routes(tokens)
+        alone += runner.inspect([token], [sequence])
     # Few sequences run kernels of kparallel whatever the path (backend_hip/tuning.py).
     bounded = any(name.endswith(f" {row.path}") for name in routes) and row.path != EXACT
-    same = sum(one == other for one, other in zip(together, alone, strict=True))
+    same = sum(one == other.token for one, other in zip(together, alone, strict=True))
     assert same == row.batch or bounded, (
         f"{row.id}: {row.batch - same} of {row.batch} sequences emit another token together than "
         "alone"
     )
     products = executed_products(runner.model, row.batch, routes)
-    notes = [f"{same} of {row.batch} tokens as alone"] if bounded else []
+    notes = []
+    if bounded:
+        for one, other in zip(seen, alone, strict=True):
+            _require_related(row, one.tail.logits, other.tail.logits, "together than alone")
+        notes.append(f"{same} of {row.batch} tokens as alone")
     if row.path != EXACT and not bounded:
         notes = [f"kernels of {EXACT}: {row.path} has none for so few"]
     if row.expanded:
@@ -76,5 +82,16 @@ def prove_prefill(
         assert same_bits(result.logits[-1:], per_token.logits[-1:]), (
             f"{row.id}: logits differ from per-token prefill by {difference}"
         )
-    note = "" if row.path == EXACT else f"logits off by {difference:.2g}"
-    return RowProof(result.chunks, difference, note)
+        return RowProof(result.chunks, difference, "")
+    _require_related(row, result.logits[-1], per_token.logits[-1], "than per-token prefill")
+    return RowProof(result.chunks, difference, f"logits off by {difference:.2g}")
+
+
+def _require_related(row: SpeedRow, got: Array, want: Array, whose: str) -> None:
+    """Refuses logits (V,) that differ by a share of their spread that no rounding makes."""
+    off = float(np.sqrt(np.mean(np.square(got - want, dtype=np.float64))))
+    share = off / float(np.std(want, dtype=np.float64))
+    assert share <= RELATED_LOGITS, (
+        f"{row.id}: logits are {share:.2g} of their spread other {whose}, expected at most "
+        f"{RELATED_LOGITS} because they are rounded otherwise and no more"
+    )

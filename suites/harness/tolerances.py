@@ -224,3 +224,10 @@ USEFUL_BOUND = 1e-2
 # The span of float32 router logits that are equal but for rounding, where equal rows of the router
 # make them; logits of rows that differ span 0.1 or more.
 TIED_LOGITS = 1e-4
+
+# Root mean square of what two paths' logits differ by, as a share of the logits' own standard
+# deviation, up to which a benchmark of a model that is too large for the reference takes them for
+# one network's. Halves round by 2^-11 at each product: 0.008 at most on the tiny models, a few
+# times that with more layers, and more where routers flip between near-ties. Logits of two networks
+# have 1.4, and half of them wrong leaves 1.
+RELATED_LOGITS = 0.5

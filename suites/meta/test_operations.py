@@ -40,12 +40,12 @@ def test_launches_follow_from_the_shapes(
     runner = Runner(load(name), device, sequences=2, context_length=64, path="matrix")
     try:
         runner.assume(17)
-        routes = runner.step_routes([7, 8])
+        routes = runner.inspect([7, 8], [0, 1])[0].routes
         assert executed_products(runner.model, 2, routes) == step_work(runner.model, 2).products
         with pytest.raises(AssertionError, match="expected"):
             executed_products(runner.model, 2, {**routes, "matvec_batched F32/16 matrix": 1})
         runner.place(17)
-        assert executed_products(runner.model, 1, runner.step_routes([7])) is None
+        assert executed_products(runner.model, 1, runner.inspect([7], [0])[0].routes) is None
     finally:
         runner.close()
 

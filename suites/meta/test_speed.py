@@ -1,7 +1,8 @@
 """The speed tables' own guard: rows are proved, timed in turn, and say what they are against."""
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from backend_hip import Device
 from backend_hip.kv_types import KV_TYPES
 from backend_hip.registry import PATHS
+from backend_hip.results import StepResult
 from reference.model import Model
 from reference.model.errors import InputError, Unsupported
 from reports import kernel_use, operations, speed
@@ -20,6 +22,7 @@ from reports.__main__ import main as reports_main
 from reports.records import ReportError
 from reports.speed import Speed, read_rows, tables, thresholds
 from suites import cli
+from suites.benchmark import row_proof
 from suites.benchmark.engine_runs import Runner, finite_values
 from suites.benchmark.interleave import Timed, in_turn
 from suites.benchmark.operations import ARGMAX, ATTENTION
@@ -29,6 +32,7 @@ from suites.benchmark.product_operations import PRODUCT
 from suites.benchmark.rest_operations import PROMPT, REST
 from suites.benchmark.row_proof import prove_decode, prove_prefill
 from suites.harness.compare import same_bits
+from suites.harness.tolerances import RELATED_LOGITS
 
 MODEL = "tiny-llama"
 TOKENS = tuple(range(5, 22))  # 17
@@ -114,15 +118,46 @@ def test_a_sequence_that_says_something_else_alone_is_refused(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.assume(17)
-    monkeypatch.setattr(runner, "step_of", lambda tokens, sequences: [-1 for _ in tokens])
-    monkeypatch.setattr(runner, "step", lambda tokens: [3 for _ in tokens])
+    monkeypatch.setattr(runner, "step", lambda tokens: [-1 for _ in tokens])
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, DECODE, [7])
     other = replace(DECODE, path="serial")
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, other, [7])  # kernels of kparallel ran
-    monkeypatch.setattr(runner, "step_routes", lambda tokens: {"matvec_batched Q4_K serial": 1})
-    assert prove_decode(runner, other, [7]).note == "0 of 1 tokens as alone"
+
+
+def test_a_path_that_rounds_otherwise_must_give_logits_of_the_same_network(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound, serial = runner.inspect, {"matvec_batched Q4_K serial": 1}
+    decode, batched = replace(DECODE, path="serial"), replace(BATCHED, path="serial")
+
+    def moved_by(share: float) -> None:
+        """Together, the logits are off by so much of their spread."""
+        calls = iter([share])
+
+        def inspect(tokens: Sequence[int], sequences: Sequence[int]) -> list[StepResult]:
+            (step,) = sound(tokens, sequences)
+            spread = np.float32(next(calls, 0.0) * step.tail.logits.std())
+            tail = replace(step.tail, logits=step.tail.logits + spread)
+            return [replace(step, tail=tail, routes=serial)]
+
+        monkeypatch.setattr(runner, "inspect", inspect)
+
+    runner.assume(17)
+    moved_by(0.9 * RELATED_LOGITS)
+    assert prove_decode(runner, decode, [7]).note == "1 of 1 tokens as alone"
+    for share in (1.1 * RELATED_LOGITS, math.nan):
+        moved_by(share)
+        with pytest.raises(AssertionError, match="of their spread other together than alone"):
+            prove_decode(runner, decode, [7])
+    runner.engine.reset()
+    per_token = runner.prefill("per-token", TOKENS)
+    monkeypatch.setattr(row_proof, "require_route", lambda *arguments: None)
+    assert prove_prefill(runner, batched, TOKENS, per_token).note == "logits off by 0"
+    other = replace(per_token, logits=np.roll(per_token.logits, 1))
+    with pytest.raises(AssertionError, match="of their spread other than per-token prefill"):
+        prove_prefill(runner, batched, TOKENS, other)
 
 
 @pytest.mark.parametrize(("bit", "reason"), [(0, "logits differ from"), (30, "not finite|differ")])
