@@ -10,6 +10,7 @@ A test marked any_model(names...) has the parameter `model`: what --model names,
 """
 
 import os
+import signal
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import cache
@@ -113,6 +114,14 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     if len(names) > MODELS_SHOWN:
         names[MODELS_SHOWN:] = [f"and {len(names) - MODELS_SHOWN} more"]
     return [f"assay: models {', '.join(names)}"] if names else []
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that the test starts obey SIGINT, though pytest may be a job in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 # --- what is run --------------------------------------------------------------------------------

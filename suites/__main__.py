@@ -1,7 +1,20 @@
-"""`python -m suites` is `assay`."""
+"""`assay`, and `python -m suites`."""
 
 import sys
 
-from suites.cli import main
+INTERRUPTED = 130
 
-sys.exit(main())
+
+def main() -> int:
+    """Runs the command line. An interrupt is said in one line while modules are imported too."""
+    try:
+        from suites.cli import main as command_line
+
+        return command_line()
+    except KeyboardInterrupt:
+        print("assay: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,31 +8,42 @@ with 3, never with the code of a verdict.
 
 import argparse
 import importlib
+import importlib.metadata
 import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import NoReturn
 
 from reference.model.errors import AssayError, DeviceError
+from suites.__main__ import INTERRUPTED
 from suites.harness.verdict import State
 
 COMMANDS = (
     *("doctor", "validate", "trace", "compare", "generate", "bisect", "limits", "faults"),
     *("bench", "geometry", "isa"),
 )
-INTERRUPTED = 130
 CLOSED_PIPE = 141  # as a shell reports SIGPIPE
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the options in one line, like every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` has the options\n")
+
+
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="assay",
         description="Tests and measures a local-LLM inference engine for AMD RDNA4: a NumPy "
         "reference and HIP kernels run the same GGUF model and a verdict says whether they agree.",
         epilog="exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid run or device "
         "error 3, interrupt 130",
     )
+    version = importlib.metadata.version("assay")
+    parser.add_argument("--version", action="version", version=f"assay {version}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         importlib.import_module(f"suites.commands.{command}").add(subparsers)
@@ -45,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Generated text must not fail in a terminal that lacks its characters.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
         sys.stdout.flush()
     except AssayError as error:

@@ -1,6 +1,7 @@
 """`assay bench`: speed tables with limits, ratios and a record file, within a time that is set."""
 
 import argparse
+import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -73,6 +74,7 @@ def add(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from backend_hip.device import open_device
+    from backend_hip.runtimes import select_runtime
     from suites.benchmark.bench import Subject
     from suites.benchmark.clock import host_name
     from suites.benchmark.deadline import Deadline
@@ -88,11 +90,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"--sections is {arguments.sections}, expected some of {','.join(ALL_SECTIONS)}"
         )
-    if arguments.rounds < 1 or not arguments.minutes > 0:
-        raise InputError("--rounds and --minutes must be above 0")
+    if arguments.rounds < 1 or not 0 < arguments.minutes < math.inf:
+        raise InputError(
+            f"--rounds is {arguments.rounds} and --minutes {arguments.minutes}, expected numbers "
+            "above 0"
+        )
     if arguments.out is not None and not arguments.out.is_dir():
         raise InputError(f"--out is {arguments.out}, expected a folder that exists")
     wanted = wanted_from(arguments)
+    require_rows(wanted, names, select_runtime(arguments.device).kind)
     deadline, records = Deadline(arguments.minutes), list["Stored"]()
 
     def closing() -> list[str]:
@@ -170,6 +176,34 @@ def wanted_from(arguments: argparse.Namespace) -> "Wanted":
     if not set(paths) <= set(PATHS):
         raise InputError(f"--paths is {arguments.paths}, expected some of {','.join(PATHS)}")
     return Wanted(**lists, paths=paths)
+
+
+def require_rows(wanted: "Wanted", names: list[str], device_kind: str) -> None:
+    """InputError where an option lists a value that no row of these sections has."""
+    from suites.benchmark import operations
+    from suites.benchmark.plans import OPS, section
+
+    size = "cpu" if device_kind == "cpu" else "gpu"
+    rows = [row for name in names if name != OPS for row in section(name, device_kind).rows]
+    decode = [row for row in rows if row.phase == "decode"]
+    known: dict[str, set[Any]] = {
+        "batches": {row.batch for row in decode},
+        "contexts": {row.context for row in decode},
+        "prompts": {row.context for row in rows if row.phase != "decode"},
+        "paths": {row.path for row in rows},
+    }
+    if OPS in names:
+        known["batches"] |= set(operations.BATCHES[size])
+        known["contexts"] |= set(operations.CONTEXTS[size])
+        known["paths"] |= set(operations.PRODUCT_PATHS)
+    for name, has in known.items():
+        missing = [value for value in getattr(wanted, name) if value not in has]
+        if missing:
+            shown = ", ".join(map(str, sorted(has))) or "none"
+            raise InputError(
+                f"--{name} has {', '.join(map(str, missing))}, which no row of sections "
+                f"{','.join(names)} has here; they have {shown}"
+            )
 
 
 def _write(

@@ -109,7 +109,8 @@ def _bisect(arguments: argparse.Namespace) -> int:
             )
         verdict = validating.with_run(found.verdict, arguments, model, opener.label)
         written = _bundle(found, verdict, arguments, model, options, context, stages)
-    print(bisect_render.render(found, verdict, model, tables.width(), written))
+    asked = arguments.bundle is not None
+    print(bisect_render.render(found, verdict, model, tables.width(), written, asked_bundle=asked))
     summary.append(bisect_render.section(found, verdict))
     if arguments.json is not None:
         write_json(arguments.json, bisect_render.to_json(found, verdict, written))

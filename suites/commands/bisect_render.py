@@ -29,7 +29,13 @@ HEADS = ("point", "op", "accumulated", "new", "new of limit", "")
 
 
 def render(
-    found: Finding, verdict: Verdict, model: Model, columns: int, bundle: Path | None
+    found: Finding,
+    verdict: Verdict,
+    model: Model,
+    columns: int,
+    bundle: Path | None,
+    *,
+    asked_bundle: bool = False,
 ) -> str:
     """Header, the paragraph, the table of new errors, and the verdict as the last line."""
     if verdict.state is State.UNSUPPORTED and len(verdict.checks) == 1:
@@ -38,7 +44,9 @@ def render(
     rows = error_rows(found)
     if rows:
         lines += ["", tables.table([_row(error, found) for error in rows], HEADS)]
-    lines += ["", *([] if bundle is None else [f"bundle    {bundle}"]), verdict.summary()]
+    if asked_bundle:
+        lines += ["", f"bundle    {bundle or 'none was written: nothing broke that it could hold'}"]
+    lines += [*([] if asked_bundle else [""]), verdict.summary()]
     return "\n".join(lines)
 
 
@@ -229,6 +237,9 @@ def render_replay(bundle: Bundle, result: Replayed, label: str, columns: int) ->
         entry("bundle", f"{meta['summary']}"),
         entry("model", f"{meta['model']} ({meta['model_sha256'][:12]}...)"),
     ]
+    planted = meta["options"].get("plant")
+    if planted:
+        lines.append(entry("planted", f"{planted}, when the bundle was made"))
     if result.recorded is not None:
         lines.append(entry("recorded", _judged(result.recorded)))
     lines.append(entry("here", f"runtime {label}: {_judged(result.here)}"))

@@ -14,7 +14,7 @@ from backend_hip.offline import find_clang
 from fixtures.registry import published_files
 from reference.model.cache import atomic_write, cache_folder
 from reference.model.errors import AssayError
-from suites.commands import common
+from suites.commands import common, tables
 from suites.harness.verdict import write_json
 
 PACKAGES = (
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         *map(_compiler, CPU_COMPILERS),
         _gfx1201_compiler(),
         *_nvidia(),
-        *devices.values(),
+        *map(_short, devices.values()),
         *map(_model, published_files()),
         _cache(),
     ]
     wanted = list(KINDS) if arguments.device == "auto" else [arguments.device]
     usable = [kind for kind in wanted if devices[kind][2] == "present"]
-    print(common.table(rows, ["what", "name", "state", "detail"]))
+    print(tables.wrapped(rows, ["what", "name", "state", "detail"], tables.width()))
     print()
     if usable:
         print(f"ok: --device {arguments.device} runs on {usable[0]}")
@@ -124,6 +124,13 @@ def _nvidia() -> list[Row]:
         return [*rows, ("nvidia", "NVRTC", "missing", str(error))]
     version = ".".join(map(str, found.version))
     return [*rows, ("nvidia", "NVRTC", "present", f"{version} {found.path}")]
+
+
+def _short(row: Row) -> Row:
+    """What the rows of NVIDIA's parts say already is not said again."""
+    said = {text for *_, text in _nvidia()}
+    section, name, state, detail = row
+    return (section, name, state, "see nvidia above" if detail in said else detail)
 
 
 def _first_line(path: str, option: str) -> str:

@@ -122,6 +122,13 @@ def _table(
     return table(wrapped, heads)
 
 
+def wrapped(rows: Sequence[Sequence[str]], heads: Sequence[str], columns: int) -> str:
+    """A table at most `columns` wide, as far as its last column can be wrapped."""
+    used = [_column(head, [row[i] for row in rows]) for i, head in enumerate(heads[:-1])]
+    room = max(NARROWEST, columns - sum(used) - 2 * len(used))
+    return _table(rows, heads, [*[None] * len(used), room])
+
+
 def table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> str:
     text = tabulate(rows, headers=heads, tablefmt="simple", disable_numparse=True)
     return "\n".join(line.rstrip() for line in str(text).splitlines())

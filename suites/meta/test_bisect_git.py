@@ -174,6 +174,7 @@ def test_another_failure_than_the_cases_is_no_proof(past: History, case: Path) -
         _run(*ends, "--case", str(case))
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
 def test_an_interrupt_leaves_nothing_behind(
     tmp_path: Path, case: Path, number: signal.Signals

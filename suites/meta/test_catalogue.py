@@ -234,6 +234,7 @@ def test_no_temporary_file_outlives_its_run() -> None:
     assert not os.path.exists(os.path.dirname(done["ends"].value))
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name
 )
@@ -304,8 +305,8 @@ def test_a_second_plant_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["validate", "tiny-qwen3", "--plant", STALE, "--plant", STALE])
     assert caught.value.code == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.endswith(f"argument --plant: got {STALE} and {STALE}, expected one fault at a time")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"argument --plant: got {STALE} and {STALE}, expected one fault at a time" in line
 
 
 def test_a_copy_that_can_not_be_written_is_one_line(

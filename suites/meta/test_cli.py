@@ -150,25 +150,6 @@ def test_the_switch_in_the_environment_must_be_known(
         assert "ASSAY_BATCHED_PREFILL is '2', expected one of" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["validate"], ["validate", "x", "--no"]])
-def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    assert left.value.code == 2
-    assert "usage: assay" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["", *cli.COMMANDS])
-def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"] if command else ["--help"])
-    assert left.value.code == 0
-    text = capsys.readouterr().out
-    assert "usage: assay" in text
-    if command:
-        assert "--json" in text
-
-
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [

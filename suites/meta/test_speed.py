@@ -375,13 +375,16 @@ def test_what_there_was_no_time_for_is_said(
     [
         (("--sections", "decode,sleep"), "--sections is decode,sleep"),
         (("--sections", "kv,kv"), "--sections is kv,kv"),
-        (("--rounds", "0"), "must be above 0"),
-        (("--minutes", "0"), "must be above 0"),
-        (("--minutes", "nan"), "must be above 0"),
+        (("--rounds", "0"), "--rounds is 0 and --minutes 60.0, expected numbers above 0"),
+        *((("--minutes", m), "expected numbers above 0") for m in ("0", "nan", "inf", "-1")),
         (("--out", "no/where"), "a folder that exists"),
         (("--batches", "1,two"), "--batches is 1,two, expected numbers"),
         (("--paths", "quick"), "--paths is quick, expected some of kparallel"),
-        (("--sections", "kv", "--contexts", "18"), "contexts or prompts of 17"),
+        (("--sections", "kv", "--contexts", "17,18"), "--contexts has 18, which no row of"),
+        (("--batches", "1,99"), "--batches has 99, which no row of sections decode,kv,"),
+        (("--prompts", "5"), "has here; they have 17"),
+        (("--sections", "kv", "--paths", "serial"), "has here; they have kparallel, matrix"),
+        (("--sections", "wall", "--batches", "1"), "no row of sections wall has here"),
     ],
 )
 def test_the_command_refuses(
