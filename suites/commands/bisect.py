@@ -171,6 +171,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         meta = bundle.meta
         for name in ("max_cols", "chunk", "path", "kv_type_k", "kv_type_v"):
             setattr(arguments, name, meta[name])
+        arguments.sequences = meta["options"].get("sequences")
         _check_as_recorded(arguments, meta)
         opener = opener_for(arguments, model, meta["context_length"], progress)
         result = replay(bundle, model, opener, progress)

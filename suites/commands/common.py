@@ -244,17 +244,18 @@ class EngineOpener:
 
     def __call__(self) -> "Engine":
         from suites.benchmark.byte_model import kv_nbytes_per_token
-        from suites.harness.batch_decode import sequences_of
+        from suites.harness.batch_plans import sequences_of
 
         # At most: the types that were asked for may be none, which the engine refuses.
         per_token_nbytes = kv_nbytes_per_token(self.model.spec, "f32", "f32")
+        asked: int | None = self.arguments.sequences
         kv_nbytes = context_for(self.model, self.positions) * per_token_nbytes
         engine = open_engine(
             self.arguments,
             self.model,
             self.positions,
             self.progress,
-            sequences=sequences_of(self.arguments.path, kv_nbytes),
+            sequences=sequences_of(self.arguments.path, kv_nbytes) if asked is None else asked,
         )
         self.label = engine.device.label
         return engine

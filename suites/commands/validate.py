@@ -67,6 +67,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"greedy decode steps after the prompt, in tokens (default: {DEFAULT_STEPS})",
     )
+    parser.add_argument(
+        "--sequences",
+        type=int,
+        metavar="N",
+        help="sequences of the engine, 1 to 64: common decode steps of up to so many rows are "
+        "judged, from 3 on (default: 3; 17 on path matrix where their KV cache is small)",
+    )
     common.add_engine(parser)
     common.add_json(parser)
 

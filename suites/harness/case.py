@@ -8,7 +8,7 @@ the default of the commit that runs it. Keys:
     steps               greedy decode steps
     prefill             ["per-token"] or ["batched"] or both
     path, kv_type_k, kv_type_v, device      names, as the options of that name
-    max_cols, chunk     numbers, as the options of that name
+    max_cols, chunk, sequences              numbers, as the options of that name
     broken              a regular expression that the first broken link must match
     schema, schema_version, note            "assay.case", 1, any text; all three may be left out
 """
@@ -44,6 +44,7 @@ class Case:
     device: str | None = None
     max_cols: int | None = None
     chunk: int | None = None
+    sequences: int | None = None
     broken: str = ""
 
     def arguments(self) -> list[str]:
@@ -61,6 +62,7 @@ class Case:
             ("--device", self.device),
             ("--max-cols", self.max_cols),
             ("--chunk", self.chunk),
+            ("--sequences", self.sequences),
         ]
         # With an equals sign, so that a text that starts with a dash is no option.
         return [f"{option}={value}" for option, value in options if value is not None]
@@ -177,5 +179,6 @@ _KEYS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "device": _NAME,
     "max_cols": _POSITIVE,
     "chunk": _POSITIVE,
+    "sequences": _POSITIVE,
     "broken": (_is_pattern, "a regular expression"),
 }

@@ -208,9 +208,9 @@ class FakeEngine:
         with self._at(sequence):
             return self._prefill("batched", tokens, trace, routes, chunks, logits)
 
-    def _routes(self, mode: str, launches: int) -> dict[str, int]:
-        held = len(self._sequences)
-        rows = set(product_rows(self._model, self._path, mode, self._kv_types, sequences=held)[0])
+    def _routes(self, mode: str, launches: int, sequences: int = 1) -> dict[str, int]:
+        about = (self._model, self._path, mode, self._kv_types)
+        rows = set(product_rows(*about, sequences=sequences)[0])
         if self._path == "matrix" and mode == "batched":
             # As of the real one's few columns, which are of the same family.
             packed = {tensor.format.name for tensor in self._model.weights.matrices()}
@@ -276,8 +276,8 @@ class FakeEngine:
         """One sequence after the other, with the stamp that a common step gives them all."""
         self._mode = "decode"
         self._stamp += 1
-        routes = self._routes("decode batch", 1)
         chosen = range(len(self._sequences)) if sequences is None else sequences
+        routes = self._routes("decode batch", 1, len(chosen))
         done = []
         for token, sequence in zip(tokens, chosen, strict=True):
             with self._at(sequence), self._numerics("decode batch", False):

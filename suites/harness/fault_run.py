@@ -13,11 +13,12 @@ from typing import Any
 
 from backend_hip.device import open_device
 from backend_hip.engine import Engine
+from backend_hip.registry import requirements
 from backend_hip.runtimes.checking import Checking, recover, set_checking
 from fixtures.faults import TIERS, Fault, find_fault
 from reference.model import Model
-from reference.model.errors import AssayError, DeviceError, InputError
-from suites.harness.batch_decode import sequences_of
+from reference.model.errors import AssayError, DeviceError, InputError, Unsupported
+from suites.harness.batch_plans import sequences_of
 from suites.harness.fault_models import fault_model, seeded_prompt
 from suites.harness.patched import PatchedEngine, patched_engine
 from suites.harness.validate import Options, validate
@@ -42,6 +43,7 @@ class Look:
     kv_type_k: str = "f16"
     kv_type_v: str = "f16"
     checking: Checking = UNCHECKED
+    sequences: int = 0  # 0: as many as `assay validate` has
     seed: int = 11
 
 
@@ -74,8 +76,8 @@ LOOKS: tuple[Look, ...] = (
     ),
     # Both caches in blocks with scales.
     Look("blocks", "fast", length=21, n_decode=2, kv_type_k="q8_0", kv_type_v="q8_0", seed=21),
-    # The matrix unit: packed products in two tiles and in one; then blocks of many columns, and of
-    # more than packed products take.
+    # The matrix unit: few columns, packed ones of K formats, in two tiles and in one; then many,
+    # whose weights become halves first.
     Look("matrix-narrow", "fast", length=29, n_decode=1, chunk=17, path="matrix", seed=22),
     Look("matrix", "fast", length=92, n_decode=1, chunk=67, path="matrix", seed=21),
     # The default MAX_COLS, a group of one column behind a full one, and every position of the
@@ -86,6 +88,8 @@ LOOKS: tuple[Look, ...] = (
     Look("wide", "full", length=70, max_cols=64, kv_type_k="f32", kv_type_v="f32", seed=18),
     Look("narrow", "full", length=14, max_cols=1, chunk=2, seed=19),
     Look("groups", "full", length=43, max_cols=2, chunk=40, seed=20),
+    # Steps of 16 and of 8 rows, each with kernels of its own.
+    Look("rows", "full", length=9, max_cols=40, n_decode=1, sequences=16, seed=23),
     Look(
         "checked-again",
         "full",
@@ -149,6 +153,8 @@ def run_fault(fault: Fault, tier: str) -> Outcome:
 def _search(fault: Fault, engine: PatchedEngine, looks: Sequence[Look], blank: Outcome) -> Outcome:
     model = fault_model(fault.model, fault.edit)
     for look in looks:
+        if not is_supported(model, look):
+            continue
         try:
             verdict = judge(model, look, engine)
         except DeviceError as error:
@@ -165,6 +171,16 @@ def _search(fault: Fault, engine: PatchedEngine, looks: Sequence[Look], blank: O
         if verdict.state is not State.OK:
             return _judged(fault, blank, look, _facts(verdict))
     return blank
+
+
+def is_supported(model: Model, look: Look) -> bool:
+    """False where the engine has no kernel for a look, as for a KV type and a head size."""
+    options = (look.path, look.kv_type_k, look.kv_type_v)
+    try:
+        requirements(model.spec, model.weights, *options)
+    except Unsupported:
+        return False
+    return True
 
 
 def is_environment(text: str) -> bool:
@@ -215,7 +231,7 @@ def judge(model: Model, look: Look, engine: PatchedEngine = INSTALLED) -> Verdic
                 kv_type_k=look.kv_type_k,
                 kv_type_v=look.kv_type_v,
                 context_length=context,
-                sequences=sequences_of(look.path, 0),
+                sequences=look.sequences or sequences_of(look.path, 0),
             )
 
         tokens = seeded_prompt(model, look.length, look.seed)

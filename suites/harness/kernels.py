@@ -12,7 +12,7 @@ from backend_hip import packed
 from backend_hip.dispatch import route_name
 from backend_hip.fused import fused_keys, why_not_fused
 from backend_hip.fused_batch import product_keys, why_not_fused_batch
-from backend_hip.registry import PATHS, requirements
+from backend_hip.registry import PACKED_MOST, PATHS, few_columns, requirements
 from reference.model import Model
 from reference.model.errors import InputError
 from suites.harness.protocol import Prefilled, Stepped
@@ -51,18 +51,21 @@ def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -
 def product_rows(
     model: Model, path: str, mode: str, kv_types: tuple[str, str], *, sequences: int = 1
 ) -> tuple[Rows, ...]:
-    """The sets of rows, as `family` names them, that a prefill of this mode, or a decode step of so
-    few `sequences` that one kernel takes any of them, may multiply with, each of them whole.
+    """The sets of rows, as `family` names them, that a prefill of this mode, or a decode step of
+    `sequences` rows, may multiply with, each of them whole.
 
     A token alone goes through fused kernels where the model has them, except under a trace.
     """
     keys = requirements(model.spec, model.weights, path, *kv_types, sequences)
-    if mode == "decode batch" and path == "matrix":
+    fused_batch = mode == "decode batch" and path == "matrix" and sequences <= PACKED_MOST
+    if fused_batch and not why_not_fused_batch(model.spec, model.weights):
+        head = packed.product_key([model.weights.lm_head.format.name])
+        fused = [head, *product_keys(model.weights)]
+        return (frozenset(family(route_name(key)) for key in fused),)
+    columns = few_columns(path, sequences)
+    if mode == "decode batch" and not columns:
         mode = "batched"
-        if not why_not_fused_batch(model.spec, model.weights):
-            head = packed.product_key([model.weights.lm_head.format.name])
-            fused = [head, *product_keys(model.weights)]
-            return (frozenset(family(route_name(key)) for key in fused),)
+    keys = [key for key in keys if key[0] != "matvec_few" or key[1].endswith(f"@{columns}")]
     found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
     if mode == "per-token" and not why_not_fused(model.spec, model.weights):
         head = ("matvec", model.weights.lm_head.format.name, ONE_COLUMN)

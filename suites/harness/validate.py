@@ -146,7 +146,8 @@ class _Run:
         if len(results) == 1:
             (alone,) = results.values()
             self._checks.append(pairs.poison_check(alone, self._broken()))
-        self._checks += self._kernels(traced, results, decoded)
+        ran, since = self._kernels(traced, results, decoded), self._broken()
+        self._checks += [behind(check, since) for check in ran]
         for mode, result in results.items():
             name = f"sampler tail: {mode} prefill"
             self._checks.append(

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backend_hip.registry import PACKED_MOST, PACKED_TILE
+from backend_hip.registry import MATRIX_TILES, PACKED_MOST, PACKED_TILE
 from reference.forward import DenseCache
-from suites.harness.batch_decode import MANY, NAME, SEQUENCES, Plan, few, many
+from suites.harness.batch_decode import NAME
+from suites.harness.batch_plans import MANY, SEQUENCES, Plan, few, many
 from suites.harness.fake_engine import FakeEngine, FakeStep
 from suites.harness.fault_models import seeded_prompt
 from suites.harness.few_columns import TOKENS
@@ -21,6 +22,7 @@ from suites.meta.models import LLAMA, prompt, tiny_model
 
 Chosen = Sequence[int] | None
 DENSE: DenseCache = {}
+ROWS = (SEQUENCES + 1, *(n + d for n in (PACKED_TILE, PACKED_MOST) for d in (-1, 0, 1)), 64)
 
 
 class _NextSequencesToken(FakeEngine):
@@ -196,6 +198,29 @@ def test_rows_that_are_not_judged_are_said() -> None:
     assert [note for note in verdict.notes if "17 rows were not judged: the engine holds" in note]
 
 
+class _SmallChunks(FakeEngine):
+    """Flows of 16 tokens, whose products give other bits than those of 17."""
+
+    def prefill_batched(self, tokens: Sequence[int], **rest: Any) -> Any:
+        result = super().prefill_batched(tokens, **rest)
+        return replace(result, chunks=-(-len(tokens) // PACKED_TILE))
+
+
+def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
+    verdict = judged(_SmallChunks, MANY, path="matrix")
+    assert verdict.summary() == "ok"
+    assert _check(verdict).detail == "3 sequences, 3 common steps, up to 24 positions"
+    (note,) = [note for note in verdict.notes if "17 rows were not judged" in note]
+    assert "in one flow" in note
+
+
+def test_wider_steps_of_an_exact_path_are_judged_where_the_engine_has_them() -> None:
+    verdict = judged(FakeEngine, 9)
+    assert verdict.summary() == "ok"
+    assert _check(verdict).detail.endswith("; 9 sequences, 3 common steps, up to 17 positions")
+    assert "in row 4 of 9: logits differ" in judged(_FourRows, 9).summary()
+
+
 def test_the_longest_sequence_is_as_long_as_the_prompt() -> None:
     verdict = judged(FakeEngine, length=30)
     assert _check(verdict).detail == "3 sequences, 3 common steps, up to 33 positions"
@@ -229,13 +254,25 @@ def test_no_room_for_the_steps_is_said() -> None:
     assert [note for note in verdict.notes if "steps and a prompt need more" in note]
 
 
-@pytest.mark.parametrize("plan", [few(5, "kparallel"), few(40, "matrix"), many()])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        few(5, "kparallel"),
+        few(40, "matrix"),
+        *(many(rows, path) for rows in ROWS for path in ("kparallel", "matrix")),
+    ],
+    ids=lambda plan: f"{plan.rows}-{'one-flow' if plan.one_flow else plan.flow}",
+)
 def test_each_sequence_stands_in_a_row_of_another_number(plan: Plan) -> None:
     sequences = range(len(plan.lengths))
     assert sorted(plan.orders[0]) == list(sequences)
     assert all(row != sequence for row, sequence in enumerate(plan.orders[0]))
     steps = [sum(sequence in order for order in plan.orders) for sequence in sequences]
     ends = [length + fed for length, fed in zip(plan.lengths, steps, strict=True)]
-    # Path matrix runs another kernel for each number of tiles.
-    assert not plan.one_flow or all(PACKED_TILE < n <= PACKED_MOST for n in (*plan.lengths, *ends))
+    assert max(ends) <= plan.longest
+    assert len(set(plan.lengths)) >= min(plan.rows, 12)
+    # Path matrix runs another kernel for each number of tiles, and for one column.
+    if plan.one_flow:
+        counts = {*plan.lengths, *ends, *map(len, plan.orders)}
+        assert len({sum(count > tile for tile in (1, *MATRIX_TILES)) for count in counts}) == 1
     assert plan.flow is None or plan.flow == PACKED_TILE

@@ -21,8 +21,9 @@ from fixtures.faults import Change, Fault, find_fault, load_faults, read_fault
 from reference.model.errors import InputError
 from suites import cli
 from suites.commands import faults as command
+from suites.harness.fault_models import fault_model
 from suites.harness.fault_pool import Job, run_jobs
-from suites.harness.fault_run import Outcome, outcome_of, run_fault
+from suites.harness.fault_run import LOOKS, Outcome, is_supported, outcome_of, run_fault
 from suites.harness.fault_score import score_of
 from suites.harness.patched import ROOT, patched_engine
 
@@ -341,3 +342,11 @@ def test_the_list_holds_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
 def test_filters_add_up() -> None:
     assert [fault.id for fault in command.choose([STALE], "sampler")] == [STALE]
     assert len(command.choose(["stale-*"], None)) > 1
+
+
+def test_a_look_that_the_engine_has_no_kernel_for_is_passed_over() -> None:
+    """Its refusal would count as a fault that was seen, and hide the looks behind it."""
+    looks = {look.name: look for look in LOOKS}
+    odd = fault_model("tiny-llama-odd")
+    assert {name for name, look in looks.items() if not is_supported(odd, look)} == {"blocks"}
+    assert all(is_supported(fault_model("tiny-qwen3"), look) for look in LOOKS)
