@@ -4,8 +4,6 @@ Decode mostly reads, so its limit is what `read` gives. No engine launches these
 registry has no row of them.
 """
 
-from types import TracebackType
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,15 +65,8 @@ class Bandwidth:
         """What the last `read` left: one exclusive or a thread."""
         return self._sums.download((self._blocks * _BLOCK,), np.uint32)
 
-    def __enter__(self) -> "Bandwidth":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Frees all device memory."""
         self._device.stream.synchronise()
         for buffer in (self.source, self.target, self._sums):
             buffer.free()

@@ -3,8 +3,6 @@
 No engine launches this kernel, so the registry has no row of it.
 """
 
-from types import TracebackType
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -43,15 +41,8 @@ class MatrixLoop:
         """What the last `run` left: the results of each thread, added."""
         return self._sums.download((self._blocks * _BLOCK,), np.float32)
 
-    def __enter__(self) -> "MatrixLoop":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Frees all device memory."""
         self._device.stream.synchronise()
         self._sums.free()
         self._module.unload()

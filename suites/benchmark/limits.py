@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,7 +65,7 @@ def measure_limits(
     read_s: list[float] = []
     matrix_s: list[float] = []
     loop = MatrixLoop(device, CPU_PRODUCTS if emulated else GPU_PRODUCTS)
-    with Bandwidth(device, size) as bandwidth, loop:
+    with closing(Bandwidth(device, size)) as bandwidth, closing(loop):
         for _ in range(rounds + 1):
             copy_s.append(device_seconds(device, bandwidth.copy))
             read_s.append(device_seconds(device, bandwidth.read))

@@ -1,6 +1,7 @@
 """The byte and FLOP model against figures worked out by hand, and the measured limits' kernels."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def test_flops_of_windows_and_experts(shapes: Callable[[str], Model]) -> None:
 def test_the_copy_copies_and_the_read_reads(device: Device) -> None:
     rng = np.random.Generator(np.random.PCG64(4))
     words = rng.integers(0, 2**32, 3 * GRAIN_NBYTES // 4, dtype=np.uint32)
-    with Bandwidth(device, words.nbytes) as bandwidth:
+    with closing(Bandwidth(device, words.nbytes)) as bandwidth:
         bandwidth.source.upload(words)
         bandwidth.target.poison()
         bandwidth.copy()
@@ -151,7 +152,7 @@ def test_the_copy_copies_and_the_read_reads(device: Device) -> None:
 
 def test_the_matrix_loop_multiplies(device: Device) -> None:
     """Chain c's results are all rounds * 7.5 * (1 + c), kernels/matrix_rate.hip."""
-    with MatrixLoop(device, 3) as loop:
+    with closing(MatrixLoop(device, 3)) as loop:
         loop.run()
         sums = loop.sums()
         results = 16 * 16 // WAVE
