@@ -124,21 +124,24 @@ BUDGETS: tuple[Budget, ...] = (
 )
 
 _HOISTED = (
-    "the base address of each column is kept in two scalars (80 at MAX_COLS 40, of 106); goes when "
-    "columns are staged in LDS or addressed by one vector offset"
+    "the base address and the condition of each column are kept in two scalars each (80 at "
+    "MAX_COLS 40, of 106); goes where they are made anew for each unit (LEAN in tuning.py)"
 )
-_UNITS = (
-    "units of 32 weights, the next one asked for ahead, and accumulators of 40 columns take 100 "
-    "registers; goes when a unit is decoded in pieces of four and columns are addressed by one "
-    "vector offset (83 registers were seen so)"
+_LAST_STEP = (
+    "the condition of each column's result is kept in two scalars in wave64, more than there are "
+    "from MAX_COLS 48 on; goes when results are stored in two turns"
 )
-# Limits are those of F32 at MAX_COLS 64 and wave64, the worst.
+_HEADS_OF_256 = (
+    "keys of q8_0 and values of f16 with heads of 256 in groups of four need 257 registers of 256"
+)
+# Limits are the worst of all formats at MAX_COLS 64 and wave64.
 KNOWN: tuple[KnownBreak, ...] = (
-    KnownBreak("sgpr_spills", "matvec_batched", "kparallel", 238, _HOISTED),
+    KnownBreak("sgpr_spills", "matvec_batched", "kparallel", 34, _LAST_STEP),
     KnownBreak("sgpr_spills", "matvec_few", "kparallel", 40, _HOISTED),
-    KnownBreak("occupancy", "matvec_batched", "kparallel", 6, _UNITS),
     KnownBreak("sgpr_spills", "matvec_batched", "serial", 190, _HOISTED),
-    KnownBreak("sgpr_spills", "matvec_experts", "kparallel", 120, _HOISTED),
+    KnownBreak("sgpr_spills", "matvec_experts", "kparallel", 52, _LAST_STEP),
+    KnownBreak("vgpr_spills", "attention", "any", 1, _HEADS_OF_256),
+    KnownBreak("scratch_nbytes", "attention", "any", 8, _HEADS_OF_256),
 )
 
 

@@ -32,7 +32,6 @@ PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 PACKED_MOST = 32  # columns up to which they run matvec_packed.hip, in tiles of PACKED_TILE
 PACKED_TILE = 16
 
-
 MAX_COLS_LIMIT = 64
 LARGEST_BLOCK = 256  # threads, simt.h
 
@@ -105,6 +104,7 @@ _V_FORMATS: Mapping[str, tuple[str, ...]] = {
 ACTIVATIONS: Mapping[str, int] = {"silu": 0, "gelu_tanh": 1}  # codes of the kernels' ACTIVATION
 PAIRINGS: Mapping[str, int] = {"norm": 0, "neox": 1}  # of their ROPE_NEOX
 
+_COLUMNS_SHAPE = ("ROWS_PER_WAVE", "STAGE_COLUMNS", "LEAN")  # what matvec_batched.hip asks for
 # Entries of kernels/arithmetic.hip and their signatures.
 _ARITHMETIC = {
     "add": "PPPi",
@@ -184,16 +184,16 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield from _fused_projections(name, one)
-        many = product | {"entry": "matvec_batched", "shape": ("ROWS_PER_WAVE", "STAGE_COLUMNS")}
-        file, signature = "matvec_batched.hip", "PPPiii"
-        yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)
-        yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
+        many = product | {"entry": "matvec_batched", "shape": _COLUMNS_SHAPE}
+        block = ("matvec_batched.hip", "PPPiii", 8 * WAVE)
+        yield _row("matvec_batched", *block, **many, **columns)
+        yield _row("matvec_few", *block, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
         if name in PACKED_FORMATS:
             yield from _packed_products(name, form)
         yield from _matrix_blocks(name, form)
-        experts = product | columns
+        experts = product | columns | {"shape": ("LEAN",)}
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
 

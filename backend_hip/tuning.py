@@ -6,9 +6,10 @@ No shape changes a bit of any result on the kparallel path; each changes only ho
 from collections.abc import Mapping
 
 # Rows of a weight matrix per wave, elements of one column (STAGE) or columns (STAGE_COLUMNS) that
-# are held in block-shared memory; 0 columns: activations are read from device memory. Blocks of the
-# kernels for one column stay and take one group of rows after the other, BLOCKS_PER_UNIT of them a
-# compute unit. Packed products stage STAGED_SUPERBLOCKS of activations at a time and are cut along
+# are held in block-shared memory; 0 columns: activations are read from device memory. LEAN: fewer
+# registers in place of weights that are asked for ahead (kernels/dot.h). Blocks of the kernels for
+# one column stay and take one group of rows after the other, BLOCKS_PER_UNIT of them a compute
+# unit. Packed products stage STAGED_SUPERBLOCKS of activations at a time and are cut along
 # K, in PARTS at most, until there are about BLOCKS of them: two for each of an H200's 132
 # multiprocessors.
 Shape = Mapping[str, int]
@@ -17,8 +18,9 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "cuda": {
         "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
-        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8},
-        "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 0},
+        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8, "LEAN": 0},
+        "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 0, "LEAN": 0},
+        "experts": {"LEAN": 0},
         "packed": {"STAGED_SUPERBLOCKS": 2, "BLOCKS": 264, "PARTS": 8},
     },
     # Not measured on a card: one row a wave, for fewer registers; which kernels still exceed the
@@ -26,16 +28,18 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "gfx1201": {
         "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
-        "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
-        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+        "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 0},
+        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 1},
+        "experts": {"LEAN": 1},
         "packed": {"STAGED_SUPERBLOCKS": 2, "BLOCKS": 128, "PARTS": 8},
     },
     # Small, because a host thread poisons shared memory for each block.
     "cpu": {
         "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
         "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
-        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2},
-        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0},
+        "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2, "LEAN": 0},
+        "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 1},
+        "experts": {"LEAN": 1},
         "packed": {"STAGED_SUPERBLOCKS": 1, "BLOCKS": 6, "PARTS": 4},
     },
 }
@@ -47,6 +51,8 @@ _FAMILIES: Mapping[str, str] = {
     "matvec_add": "one_column",
     "norm_qkv": "one_column",
     "matvec_batched_packed": "packed",
+    "matvec_expert": "experts",
+    "matvec_experts": "experts",
 }
 
 

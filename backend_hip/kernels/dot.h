@@ -26,10 +26,13 @@ SIMT_DEVICE void four(const float* x, int k, int columns, float (&part)[4]) {
 //   at<F>(part, r)                    where run r of part `part` of a group lies, once for all groups
 //   read<F>(c, group, at, i, values)  four elements of column c, from element i of that run on
 
+//   again()                       itself, of which nothing is kept in registers (simt::again)
+
 // Columns that lie one after another in device memory.
 struct Consecutive {
     const float* x;
     int columns;
+    SIMT_DEVICE Consecutive again() const { return {x, simt::again(columns)}; }
     template <class F>
     SIMT_DEVICE int at(int part, int r) const {
         return F::run_start(static_cast<uint32_t>(part), r);
@@ -43,8 +46,11 @@ struct Consecutive {
 
 // Lane l takes units l, l + WAVE, ... of its rows; a unit's bytes are asked for while the one before
 // is multiplied, the first by `start`. UNITS units are a group, and a lane keeps its place in it.
-template <class F, int ROWS>
+// SPARING: for so many columns that registers bound the waves of a SIMD. Nothing is asked for ahead, and
+// a run is decoded four elements at a time.
+template <class F, int ROWS, bool SPARING = false>
 struct Stream {
+    static constexpr int PIECE = SPARING ? 4 : F::RUN;
     static constexpr int GROUP = F::UNITS * F::UNIT;   // elements
     static constexpr int STEP = SIMT_WAVE / F::UNITS;  // groups that a wave takes at a time
     static_assert(SIMT_WAVE % F::UNITS == 0, "a lane keeps its place in a group");
@@ -63,7 +69,7 @@ struct Stream {
     }
     // Asks for the first unit of rows of `columns` elements.
     SIMT_DEVICE void start(int columns) {
-        if (first_group() * GROUP < columns) load(first_group());
+        if (!SPARING && first_group() * GROUP < columns) load(first_group());
     }
 
     // sums[r][c] += row[r] . column c over one unit for the columns `first` to `last` - 1, in
@@ -72,28 +78,47 @@ struct Stream {
     SIMT_DEVICE static void add_unit(const typename F::Unit (&unit)[ROWS], int group, int place,
                                      const Columns& x, int columns, int first, int last,
                                      float (&sums)[ROWS][MAX]) {
+        typename F::Unit held[ROWS];
         SIMT_UNROLL
-        for (int run = 0; run < F::RUNS; ++run) {
-            const int at = x.template at<F>(part(), run);
-            float w[ROWS][F::RUN];
+        for (int r = 0; r < ROWS; ++r) held[r] = unit[r];
+        add_pieces<0>(held, group, place, x, columns, first, last, sums);
+    }
+
+    // From the unit's element `BEGIN` on. Not a loop: compilers unroll none that is so long.
+    template <int BEGIN, int MAX, class Columns>
+    SIMT_DEVICE static void add_pieces(typename F::Unit (&held)[ROWS], int group, int place,
+                                       const Columns& x, int columns, int first, int last,
+                                       float (&sums)[ROWS][MAX]) {
+        constexpr int RUN = BEGIN / F::RUN, PLACE = BEGIN % F::RUN;
+        const int at = x.template at<F>(part(), RUN);
+        float w[ROWS][F::RUN];
+        SIMT_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+            // Else all pieces would be decoded before the first is multiplied.
+            if (SPARING && BEGIN > 0) held[r] = simt::words_again(held[r]);
+            F::run(held[r], unit_of(group), RUN, columns, w[r]);
+        }
+        // A place and a condition for each column would fill the scalar registers.
+        const Columns here = SPARING ? x.again() : x;
+        const int end = SPARING ? simt::again(last) : last;
+        SIMT_UNROLL
+        for (int c = 0; c < MAX; ++c) {
+            if (c < first || c >= end) continue;
             SIMT_UNROLL
-            for (int r = 0; r < ROWS; ++r) F::run(unit[r], unit_of(group), run, columns, w[r]);
-            SIMT_UNROLL
-            for (int c = 0; c < MAX; ++c) {
-                if (c < first || c >= last) continue;
+            for (int i = PLACE; i < PLACE + PIECE; i += 4) {
+                float values[4];
+                here.template read<F>(c, place, at, i, values);
                 SIMT_UNROLL
-                for (int i = 0; i < F::RUN; i += 4) {
-                    float values[4];
-                    x.template read<F>(c, place, at, i, values);
+                for (int r = 0; r < ROWS; ++r) {
                     SIMT_UNROLL
-                    for (int r = 0; r < ROWS; ++r) {
-                        SIMT_UNROLL
-                        for (int j = 0; j < 4; ++j) {
-                            sums[r][c] = simt::fma(w[r][i + j], values[j], sums[r][c]);
-                        }
+                    for (int j = 0; j < 4; ++j) {
+                        sums[r][c] = simt::fma(w[r][i + j], values[j], sums[r][c]);
                     }
                 }
             }
+        }
+        if constexpr (BEGIN + PIECE < F::UNIT) {
+            add_pieces<BEGIN + PIECE>(held, group, place, x, columns, first, last, sums);
         }
     }
 
@@ -106,8 +131,10 @@ struct Stream {
         for (int group = origin + first_group(); group * GROUP < end; group += STEP) {
             typename F::Unit now[ROWS];
             SIMT_UNROLL
-            for (int r = 0; r < ROWS; ++r) now[r] = data[r];
-            if ((group + STEP) * GROUP < columns) load(group + STEP);
+            for (int r = 0; r < ROWS; ++r) {
+                now[r] = SPARING ? F::load(row[r], unit_of(group)) : data[r];
+            }
+            if (!SPARING && (group + STEP) * GROUP < columns) load(group + STEP);
             add_unit(now, group, group - origin, x, columns, 0, count, sums);
         }
     }
@@ -123,11 +150,11 @@ SIMT_DEVICE void clear(float (&sums)[ROWS][MAX]) {
 }
 
 // sums[c] = row . column c for c < count; every lane of the wave gets the result.
-template <int MAX, class Columns>
+template <bool SPARING = false, int MAX, class Columns>
 SIMT_DEVICE void wave_row(const formats::Block* row, const Columns& x, int columns, int count,
                           float (&sums)[1][MAX]) {
     clear(sums);
-    Stream<formats::Weights, 1> stream{{row}, {}};
+    Stream<formats::Weights, 1, SPARING> stream{{row}, {}};
     stream.start(columns);
     stream.add(x, columns, 0, columns, count, sums);
     simt::wave_sum(sums[0], count);

@@ -322,7 +322,7 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32)
         data.low = simt::load16(block.ql + j * 16);
         data.high = simt::load16(block.qh + j / 4 * 32 + j % 2 * 16);
         SIMT_UNROLL
-        for (int r = 0; r < RUNS; ++r) data.d[r] = scale_of(block, run_start(j, r));
+        for (int r = 0; r < RUNS; ++r) data.d[r] = scale_of(block, run_start(j, 0) / 16 + 4 * r);
         return data;
     }
     SIMT_DEVICE static int run_start(uint32_t unit, int r) {
@@ -337,8 +337,8 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32)
         }
     }
 
-    SIMT_DEVICE static float scale_of(const Block& block, int k) {
-        return simt::half_to_float(block.d) * static_cast<float>(block.scales[k / 16]);
+    SIMT_DEVICE static float scale_of(const Block& block, int sixteenth) {
+        return simt::half_to_float(block.d) * static_cast<float>(block.scales[sixteenth]);
     }
 
     // Four elements of a quarter from four bytes each of ql and qh.
@@ -359,7 +359,7 @@ struct Format<14> {  // Q6_K: (d sc) (q - 32)
         const int half = k % 256 / 128;
         const int quarter = k % 128 / 32;
         const int offset = k % 32;
-        const float d = scale_of(block, k % 256);
+        const float d = scale_of(block, k % 256 / 16);
         SIMT_UNROLL
         for (int i = 0; i < STRIPE; i += 4) {
             four(simt::load4(block.ql + half * 64 + quarter % 2 * 32 + offset + i),

@@ -5,13 +5,14 @@
 // STAGE_COLUMNS columns at a time lie in shared memory; 0 reads them from device memory.
 #include "staged.h"
 
-#if !defined(MAX_COLS) || !defined(ROWS_PER_WAVE) || !defined(STAGE_COLUMNS)
-#error "matvec_batched.hip: define MAX_COLS (1 to 64), ROWS_PER_WAVE and STAGE_COLUMNS"
+#if !defined(MAX_COLS) || !defined(ROWS_PER_WAVE) || !defined(STAGE_COLUMNS) || !defined(LEAN)
+#error "matvec_batched.hip: define MAX_COLS (1 to 64), ROWS_PER_WAVE, STAGE_COLUMNS and LEAN"
 #endif
+static_assert(!LEAN || STAGE_COLUMNS == 0, "staged columns ask for a unit ahead");
 static_assert(MAX_COLS >= 1 && MAX_COLS <= 64, "MAX_COLS is 1 to 64");
 
 using F = formats::Weights;
-using Stream = dot::Stream<F, ROWS_PER_WAVE>;
+using Stream = dot::Stream<F, ROWS_PER_WAVE, LEAN != 0>;
 
 #if STAGE_COLUMNS > 0
 // One step of a wave, so that a unit's bytes stay in registers while the columns pass by.
@@ -59,7 +60,8 @@ SIMT_DEVICE void products(Stream& stream, const float* x, int columns, int count
 // Grid: ceil(rows / (waves per block * ROWS_PER_WAVE)).
 SIMT_KERNEL(matvec_batched, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns, int32_t count) {
-    const int first = (simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + simt::wave()) * ROWS_PER_WAVE;
+    const int wave = LEAN ? simt::uniform(simt::wave()) : simt::wave();
+    const int first = (simt::block_x() * (SIMT_BLOCK / SIMT_WAVE) + wave) * ROWS_PER_WAVE;
     Stream stream;
     SIMT_UNROLL
     for (int r = 0; r < ROWS_PER_WAVE; ++r) {

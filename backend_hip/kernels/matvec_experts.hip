@@ -3,8 +3,8 @@
 // one per pair. The arithmetic is dot.h's, so both kernels give the same bits.
 #include "dot.h"
 
-#ifndef MAX_COLS
-#error "matvec_experts.hip: define MAX_COLS (1 to 64)"
+#if !defined(MAX_COLS) || !defined(LEAN)
+#error "matvec_experts.hip: define MAX_COLS (1 to 64) and LEAN"
 #endif
 
 SIMT_DEVICE const formats::Block* expert_row(const uint8_t* weights, int expert, int row, int rows,
@@ -18,6 +18,7 @@ SIMT_DEVICE const formats::Block* expert_row(const uint8_t* weights, int expert,
 struct Gathered : dot::Consecutive {
     const int32_t* slots;
     int share;
+    SIMT_DEVICE Gathered again() const { return {Consecutive::again(), slots, share}; }
     template <class F>
     SIMT_DEVICE void read(int c, int group, int at, int i, float (&values)[4]) const {
         dot::Consecutive::read<F>(slots[c] / share, group, at, i, values);
@@ -49,8 +50,8 @@ SIMT_KERNEL(matvec_experts, const uint8_t* weights, const float* x, float* y,
         const int count = simt::min(MAX_COLS, end - begin);
         const Gathered column{{x, columns}, slots + begin, share};
         float sums[1][MAX_COLS];
-        dot::wave_row(expert_row(weights, expert, row, rows, columns), column, columns, count,
-                      sums);
+        dot::wave_row<LEAN != 0>(expert_row(weights, expert, row, rows, columns), column, columns,
+                                 count, sums);
         if (simt::lane() == 0) {
             SIMT_UNROLL
             for (int c = 0; c < MAX_COLS; ++c) {

@@ -111,6 +111,15 @@ struct Pair {  // 8 bytes
 
 namespace simt {
 
+#if !defined(SIMT_SCALAR_REGISTERS)  // one kind of register: nothing to place, nothing to give up
+SIMT_DEVICE int uniform(int v) { return v; }
+SIMT_DEVICE int again(int v) { return v; }
+template <class T>
+SIMT_DEVICE T words_again(T value) {
+  return value;
+}
+#endif
+
 SIMT_DEVICE int lane() { return thread() & (SIMT_WAVE - 1); }
 SIMT_DEVICE int wave() { return thread() / SIMT_WAVE; }
 

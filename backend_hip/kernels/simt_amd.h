@@ -16,6 +16,8 @@
 #define SIMT_SHARED(Type, name, count) \
   static __attribute__((shared, aligned(16))) Type name[count]
 
+#define SIMT_SCALAR_REGISTERS
+
 namespace simt {
 
 SIMT_DEVICE int thread() { return static_cast<int>(__builtin_amdgcn_workitem_id_x()); }
@@ -35,6 +37,25 @@ SIMT_DEVICE void wave_sync() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+// A value that all lanes of the wave have, in a scalar register.
+SIMT_DEVICE int uniform(int v) { return __builtin_amdgcn_readfirstlane(v); }
+// The same value, which the compiler takes for another one: what is made of it is made here, and not
+// before a loop and kept in registers. `again` is for values that all lanes have.
+SIMT_DEVICE int again(int v) {
+  __asm__ volatile("" : "+s"(v));
+  return v;
+}
+template <class T>
+SIMT_DEVICE T words_again(T value) {
+  static_assert(sizeof(T) % 4 == 0, "words of 4 bytes");
+  uint32_t words[sizeof(T) / 4];
+  __builtin_memcpy(words, &value, sizeof(T));
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 4; ++i) __asm__ volatile("" : "+v"(words[i]));
+  __builtin_memcpy(&value, words, sizeof(T));
+  return value;
 }
 
 SIMT_DEVICE uint32_t bits(float v) { return __builtin_bit_cast(uint32_t, v); }

@@ -23,6 +23,7 @@ SIMT_DEVICE int place(int k) {
 struct Columns {
     const float* x;
     int stride;
+    SIMT_DEVICE Columns again() const { return *this; }
     template <class F>
     SIMT_DEVICE int at(int part, int r) const {
         return F::UNITS * F::UNIT == SUPER ? place(F::run_start(static_cast<uint32_t>(part), r)) : 0;
