@@ -184,16 +184,16 @@ def _rows() -> Iterable[KernelRow]:
         yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
         yield from _fused_projections(name, one)
-        many = product | {"entry": "matvec_batched", "shape": _COLUMNS_SHAPE}
-        block = ("matvec_batched.hip", "PPPiii", 8 * WAVE)
-        yield _row("matvec_batched", *block, **many, **columns)
-        yield _row("matvec_few", *block, **many, sized="MAX_COLS")
+        many: dict[str, Any] = product | {"entry": "matvec_batched", "shape": _COLUMNS_SHAPE}
+        file, signature = "matvec_batched.hip", "PPPiii"
+        yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)
+        yield _row("matvec_few", file, signature, 8 * WAVE, **many, sized="MAX_COLS")
         serial = form | columns | {"path": "serial", "entry": "matvec_serial"}
         yield _row("matvec_batched", "matvec_serial.hip", "PPPiii", 64, **serial)
         if name in PACKED_FORMATS:
             yield from _packed_products(name, form)
         yield from _matrix_blocks(name, form)
-        experts = product | columns | {"shape": ("LEAN",)}
+        experts: dict[str, Any] = product | columns | {"shape": ("LEAN",)}
         yield _row("matvec_expert", "matvec_experts.hip", "PPPPiii", 4 * WAVE, **experts)
         yield _row("matvec_experts", "matvec_experts.hip", "PPPPPiii", 4 * WAVE, **experts)
 

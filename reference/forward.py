@@ -59,7 +59,7 @@ class Reference:
     References of the same model to share the work. Where they would take more than
     `dense_budget_nbytes` (None: a share of the available memory) they are dequantised at each use
     instead; `weights_mode` says which it is. `half_products`: plain products round both factors as
-    reference/half.py says; it may be set between calls.
+    reference/half.py says, or with `exact_weights` only activations; both may be set between calls.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class Reference:
         dense: DenseCache | None = None,
         dense_budget_nbytes: int | None = None,
         half_products: bool = False,
+        exact_weights: bool = False,
     ) -> None:
         self.model = model
-        self.half_products = half_products
+        self.half_products, self.exact_weights = half_products, exact_weights
         self.dtype = np.dtype(dtype)
         self._context_length = context_length or model.spec.context_length
         self._kv_types = (kv_type_k, kv_type_v)
@@ -353,7 +354,7 @@ class Reference:
     def _project(self, x: Array, tensor: Tensor) -> Array:
         if self.half_products:
             x = half_rows(x).astype(self.dtype)
-        return self._weights.linear(x, tensor, half=self.half_products)
+        return self._weights.linear(x, tensor, half=self.half_products and not self.exact_weights)
 
     def _biased(self, x: Array, bias: Tensor | None) -> Array:
         return x if bias is None else x + bias.vector().astype(self.dtype)

@@ -5,6 +5,12 @@ import sys
 INTERRUPTED = 130
 
 
+def interrupted() -> int:
+    """Says it; the exit code."""
+    print("assay: interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
 def main() -> int:
     """Runs the command line. An interrupt is said in one line while modules are imported too."""
     try:
@@ -12,8 +18,7 @@ def main() -> int:
 
         return command_line()
     except KeyboardInterrupt:
-        print("assay: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
 
 
 if __name__ == "__main__":

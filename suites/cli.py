@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from reference.model.errors import AssayError, DeviceError
-from suites.__main__ import INTERRUPTED
+from suites.__main__ import interrupted
 from suites.harness.verdict import State
 
 COMMANDS = (
@@ -34,6 +34,16 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` has the options\n")
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
+        try:
+            version = importlib.metadata.version("assay")
+        except importlib.metadata.PackageNotFoundError:
+            version = "of a checkout that is not installed"
+        print(f"assay {version}")
+        parser.exit()
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="assay",
@@ -42,8 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit codes: ok 0, diverged 1, unsupported or bad input 2, invalid run or device "
         "error 3, interrupt 130",
     )
-    version = importlib.metadata.version("assay")
-    parser.add_argument("--version", action="version", version=f"assay {version}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in COMMANDS:
         importlib.import_module(f"suites.commands.{command}").add(subparsers)
@@ -64,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"assay: {_text(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("assay: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted()
     except BrokenPipeError:
         # Whoever read our output has enough; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ import numpy as np
 from backend_hip.compile import KernelSource, build
 from backend_hip.device import Device, Graph, Kernel, Module
 from backend_hip.kv_cache import CacheTensor, DeviceCache, dequantised
+from backend_hip.results import StepResult
 from backend_hip.wave import WAVE
 from reference.model import Model
 from suites.benchmark.engine_runs import Runner, fill_cache
@@ -49,6 +50,10 @@ class ExpandingRunner(Runner):
     def step_of(self, tokens: Sequence[int], sequences: Sequence[int]) -> list[int]:
         self._expand(1 + max(sequences))
         return super().step_of(tokens, sequences)
+
+    def inspect(self, tokens: Sequence[int], sequences: Sequence[int]) -> list[StepResult]:
+        self._expand(1 + max(sequences))
+        return super().inspect(tokens, sequences)
 
     def _expand(self, sequences: int) -> None:
         key = (sequences, self._assumed)

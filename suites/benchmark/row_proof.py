@@ -34,7 +34,8 @@ class RowProof:
 
 
 def prove_decode(runner: Runner, row: SpeedRow, tokens: Sequence[int]) -> RowProof:
-    """Every sequence emits together what it emits alone. The engine refuses NaN logits itself."""
+    """A timed step emits what the same step gives with everything read back, and on exact paths
+    what each sequence gives alone. The engine refuses NaN logits itself."""
     hybrid = any(layer.delta_net is not None for layer in runner.model.spec.layers)
     # A recurrent state can't be stepped back, so it starts anew.
     start = runner.assume if hybrid else runner.place
@@ -42,6 +43,8 @@ def prove_decode(runner: Runner, row: SpeedRow, tokens: Sequence[int]) -> RowPro
     together = runner.step(tokens)
     start(row.context)
     seen = runner.inspect(tokens, range(len(tokens)))
+    emitted = [step.token for step in seen]
+    assert together == emitted, f"{row.id}: emits {together}, read back it is {emitted}"
     routes, alone = dict(seen[0].routes), []
     for sequence, token in enumerate(tokens):
         start(row.context)
@@ -90,7 +93,9 @@ def prove_prefill(
 def _require_related(row: SpeedRow, got: Array, want: Array, whose: str) -> None:
     """Refuses logits (V,) that differ by a share of their spread that no rounding makes."""
     off = float(np.sqrt(np.mean(np.square(got - want, dtype=np.float64))))
-    share = off / float(np.std(want, dtype=np.float64))
+    spread = float(np.std(want, dtype=np.float64))
+    assert spread > 0, f"{row.id}: all logits are {want[0]}, expected others for other tokens"
+    share = off / spread
     assert share <= RELATED_LOGITS, (
         f"{row.id}: logits are {share:.2g} of their spread other {whose}, expected at most "
         f"{RELATED_LOGITS} because they are rounded otherwise and no more"

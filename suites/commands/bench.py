@@ -92,13 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.rounds < 1 or not 0 < arguments.minutes < math.inf:
         raise InputError(
-            f"--rounds is {arguments.rounds} and --minutes {arguments.minutes}, expected numbers "
-            "above 0"
+            f"--rounds is {arguments.rounds} and --minutes {arguments.minutes}, expected finite "
+            "numbers above 0"
         )
     if arguments.out is not None and not arguments.out.is_dir():
         raise InputError(f"--out is {arguments.out}, expected a folder that exists")
     wanted = wanted_from(arguments)
-    require_rows(wanted, names, select_runtime(arguments.device).kind)
     deadline, records = Deadline(arguments.minutes), list["Stored"]()
 
     def closing() -> list[str]:
@@ -109,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
 
     with common.ProgressReport() as progress:
+        kind = select_runtime(arguments.device, progress=progress).kind
+        require_rows(wanted, names, kind)
         model = common.open_model(arguments, progress)
         with open_device(arguments.device, progress=progress) as device:
             progress("measuring limits, reading the file")

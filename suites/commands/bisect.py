@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         got = " and ".join(ways) if ways else "none of them"
         raise InputError(f"bisect: got {got}, expected one of {', '.join(asked)}")
     if ways != ["MODEL"]:
-        for name in ("prompt", "tokens", "prefill", "bundle"):
+        for name in ("prompt", "tokens", "prefill", "bundle", "chunk", "sequences"):
             if getattr(arguments, name) is not None:
                 raise InputError(f"--{name} goes with MODEL, expected it without {ways[0]}")
     if arguments.git is not None:
@@ -171,7 +171,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         meta = bundle.meta
         for name in ("max_cols", "chunk", "path", "kv_type_k", "kv_type_v"):
             setattr(arguments, name, meta[name])
-        arguments.sequences = meta["options"].get("sequences")
+        arguments.sequences = meta["sequences"]
         _check_as_recorded(arguments, meta)
         opener = opener_for(arguments, model, meta["context_length"], progress)
         result = replay(bundle, model, opener, progress)

@@ -198,6 +198,7 @@ def bundle_of(
         "max_cols": arguments.max_cols,
         "chunk": arguments.chunk or default_chunk(arguments.path, arguments.max_cols),
         "context_length": context_length,
+        "sequences": verdict.run["sequences"],
         "shuffle": arguments.shuffle,
         "sanitize": arguments.sanitize,
         "model": str(arguments.model),
@@ -206,6 +207,7 @@ def bundle_of(
         "op": None if broken is None else broken.op,
         "kernels": [dict(identity) for identity in found.identities],
         "runtime": verdict.run.get("runtime"),
+        "planted_fault": verdict.run.get("planted_fault"),
         "options": _plain(vars(arguments)),
         "command": list(sys.argv),
         "environment": {k: v for k, v in os.environ.items() if k.startswith("ASSAY_")},
@@ -237,7 +239,7 @@ def render_replay(bundle: Bundle, result: Replayed, label: str, columns: int) ->
         entry("bundle", f"{meta['summary']}"),
         entry("model", f"{meta['model']} ({meta['model_sha256'][:12]}...)"),
     ]
-    planted = meta["options"].get("plant")
+    planted = meta["planted_fault"]
     if planted:
         lines.append(entry("planted", f"{planted}, when the bundle was made"))
     if result.recorded is not None:

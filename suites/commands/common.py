@@ -233,7 +233,8 @@ def open_engine(
 class EngineOpener:
     """Opens an engine when a judge asks for one, and remembers which runtime it runs on.
 
-    It holds as many sequences as the check of decode batches wants: they cost KV memory only.
+    It holds as many sequences as the check of decode batches wants: they cost memory for caches and
+    states only.
     """
 
     arguments: argparse.Namespace
@@ -243,19 +244,21 @@ class EngineOpener:
     label: str = "none"
 
     def __call__(self) -> "Engine":
-        from suites.benchmark.byte_model import kv_nbytes_per_token
+        from suites.benchmark.byte_model import kv_nbytes_per_token, state_nbytes
         from suites.harness.batch_plans import sequences_of
 
-        # At most: the types that were asked for may be none, which the engine refuses.
-        per_token_nbytes = kv_nbytes_per_token(self.model.spec, "f32", "f32")
-        asked: int | None = self.arguments.sequences
-        kv_nbytes = context_for(self.model, self.positions) * per_token_nbytes
+        # As if of float16: the types that were asked for may be none, which the engine refuses.
+        spec, asked = self.model.spec, self.arguments.sequences
+        kv_nbytes = context_for(self.model, self.positions) * kv_nbytes_per_token(
+            spec, "f16", "f16"
+        )
+        held = sequences_of(self.arguments.path, kv_nbytes + state_nbytes(spec))
         engine = open_engine(
             self.arguments,
             self.model,
             self.positions,
             self.progress,
-            sequences=sequences_of(self.arguments.path, kv_nbytes) if asked is None else asked,
+            sequences=held if asked is None else asked,
         )
         self.label = engine.device.label
         return engine

@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
         *map(_compiler, CPU_COMPILERS),
         _gfx1201_compiler(),
         *_nvidia(),
-        *map(_short, devices.values()),
+        *devices.values(),
         *map(_model, published_files()),
         _cache(),
     ]
     wanted = list(KINDS) if arguments.device == "auto" else [arguments.device]
     usable = [kind for kind in wanted if devices[kind][2] == "present"]
-    print(tables.wrapped(rows, ["what", "name", "state", "detail"], tables.width()))
+    print(tables.wrapped(_shown(rows), ["what", "name", "state", "detail"], tables.width()))
     print()
     if usable:
         print(f"ok: --device {arguments.device} runs on {usable[0]}")
@@ -126,11 +126,15 @@ def _nvidia() -> list[Row]:
     return [*rows, ("nvidia", "NVRTC", "present", f"{version} {found.path}")]
 
 
-def _short(row: Row) -> Row:
-    """What the rows of NVIDIA's parts say already is not said again."""
-    said = {text for *_, text in _nvidia()}
-    section, name, state, detail = row
-    return (section, name, state, "see nvidia above" if detail in said else detail)
+def _shown(rows: list[Row]) -> list[Row]:
+    """The rows, without details that an earlier one has already."""
+    said: dict[str, str] = {}
+    shown = []
+    for section, name, state, detail in rows:
+        before = said.setdefault(detail, f"{section} {name}")
+        again = before != f"{section} {name}" and len(detail) > len(before)
+        shown.append((section, name, state, f"see {before}" if again else detail))
+    return shown
 
 
 def _first_line(path: str, option: str) -> str:

@@ -16,7 +16,7 @@ from suites.commands.planting import planted
 from suites.harness.protocol import PREFILL_MODES
 from suites.harness.traced import PER_TOKEN_TRACED
 from suites.harness.validate import Options, validate
-from suites.harness.verdict import State, Verdict, device_failed
+from suites.harness.verdict import State, Verdict, counted, device_failed
 
 DEFAULT_STEPS = 16
 SHOWN_IDS = 8
@@ -71,8 +71,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sequences",
         type=int,
         metavar="N",
-        help="sequences of the engine, 1 to 64: common decode steps of up to so many rows are "
-        "judged, from 3 on (default: 3; 17 on path matrix where their KV cache is small)",
+        help="sequences of the engine, 1 to 64: from 3 on, common decode steps of so many rows "
+        "and of fewer are judged (default: 3; 17 on path matrix where 17 caches take at most "
+        "1 GiB)",
     )
     common.add_engine(parser)
     common.add_json(parser)
@@ -191,6 +192,11 @@ def render(verdict: Verdict, model: Model, columns: int) -> str:
     return "\n".join(lines)
 
 
+def _sequences(run: Mapping[str, Any]) -> str:
+    """How many the engine held, where one was opened."""
+    return f", {counted(run['sequences'], 'sequence')}" if "sequences" in run else ""
+
+
 def _checked(run: Mapping[str, Any]) -> str:
     """What the runtime checked besides, as a tail of the engine's line."""
     options = Checking(run.get("shuffle"), run.get("sanitize", False)).options
@@ -204,7 +210,7 @@ def header(verdict: Verdict, model: Model, columns: int) -> list[str]:
         "model": f"{run['model']} ({run['architecture']}, {model.spec.layer_count} layers)",
         "engine": f"runtime {run['runtime']}, path {run.get('path', '')}, KV "
         f"{run.get('kv_type_k', '')}/{run.get('kv_type_v', '')}, max-cols {run['max_cols']}, "
-        f"chunk {run['chunk']}{_checked(run)}",
+        f"chunk {run['chunk']}{_sequences(run)}{_checked(run)}",
         "prompt": f"{len(run['tokens'])} tokens: {_ids(run['tokens'])}",
     }
     if run.get("planted_fault"):

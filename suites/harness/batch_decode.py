@@ -2,9 +2,9 @@
 
 Everything before this check decodes one sequence. Here several prompts of other lengths stand in
 sequences of their own and advance in common steps: their products run other kernels, and every row
-of a step has another position, cache and recurrent state. What each gives alone is
-one prefill of all its tokens by the same engine, with the logits of every position: the checks
-before this one hold prefills to the reference, and decoding alone to a prefill.
+of a step has another position, cache and recurrent state. What each gives alone is a prefill of its
+tokens by the same engine, with the logits of each step's: the checks before this one hold prefills
+to the reference, and decoding alone to a prefill.
 """
 
 from collections import Counter
@@ -13,30 +13,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from reference.model import Model
+from backend_hip.registry import PACKED_TILE
 from reference.model.sampling import argmax
-from suites.harness.batch_plans import SEQUENCES, Plan, few, many, wide_rows
+from suites.harness.batch_plans import MANY, SEQUENCES, Plan, made_of, plans_of
 from suites.harness.compare import Array
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernels_check, product_rows
 from suites.harness.left_behind import LeftBehind
 from suites.harness.pair import bits_check, is_exact
 from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_of
-from suites.harness.run_options import Options
+from suites.harness.run_options import Asked
 from suites.harness.tail import BrokenLink, broken_prefill, broken_step
 from suites.harness.verdict import Check, State, behind, counted, fact
 
 NAME = "batched decode"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """`tokens` is the judged prompt, of which the prompts here are made. `room`: of the context."""
-
-    model: Model
-    tokens: tuple[int, ...]
-    options: Options
-    room: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,7 @@ class _Run:
     the plan allows, and nothing was compared."""
 
     engine: JudgedEngine
-    batch: Batch
+    batch: Asked
     plan: Plan
     generations: Generations
     broken_since: str
@@ -100,7 +90,8 @@ class _Run:
         for part in parts:
             yield self._says(part.broken is None, f"{NAME}: {what}: {part.broken}")
         wanted = 1 + len(self._behind(sequence))
-        logits = np.concatenate([np.asarray(part.result.logits) for part in parts])[-wanted:]
+        rows = np.concatenate([np.asarray(part.result.logits) for part in parts])
+        logits = rows[-wanted:].copy()  # the rest is let go
         yield self._says(len(logits) == wanted, f"{NAME}: {what}: logits of {len(logits)} tokens")
         alone.append(_Alone(logits, LeftBehind.of(self.engine, self.batch.model.spec)))
 
@@ -108,10 +99,7 @@ class _Run:
         """Other tokens in each sequence and place, so that none can be taken for another."""
         batch = self.batch
         length = min(self.plan.lengths[sequence], batch.room - self.plan.steps)
-        given, vocabulary = batch.tokens, batch.model.spec.vocab_size
-        return tuple(
-            (given[i % len(given)] + sequence + i // len(given)) % vocabulary for i in range(length)
-        )
+        return made_of(batch.tokens, length, sequence, batch.model.spec.vocab_size)
 
     def _token(self, sequence: int, index: int) -> int:
         """What step `index` of a sequence is fed: chosen here, so that it is always an id."""
@@ -212,7 +200,7 @@ class _Run:
 
 def batch_decode(
     engine: JudgedEngine,
-    batch: Batch,
+    batch: Asked,
     generations: Generations,
     broken_since: str,
     say: Progress,
@@ -221,33 +209,40 @@ def batch_decode(
 
     Resets the engine, and leaves the sequences behind. `broken_since`: what was found before.
     """
-    why, path, held = _why_not(engine, batch), batch.options.path, len(engine.positions)
+    path, held = batch.options.path, len(engine.positions)
+    plans = plans_of(path, held, len(batch.tokens))
+    why = _why_not(engine, batch, plans[0])
     if why:
         return [], [f"decode steps of several sequences were not judged: {why}"]
-    plans, notes = [few(len(batch.tokens), path)], list[str]()
-    wide = many(wide_rows(path, held), path)
-    why = wide.why_not(held, batch.room) if wide else ""
-    plans += [wide] if wide and not why else []
-    elements, ran = 0, list[Plan]()
+    elements, notes, ran = 0, list[str](), list[Plan]()
     for plan in plans:
-        say(f"{counted(plan.rows, 'sequence')} that decode together")
-        run = _Run(engine, batch, plan, generations, broken_since)
-        for check in run.checks():
-            elements += check.elements
-            if check.state is not State.OK:
-                return [behind(replace(check, elements=elements), broken_since)], notes
-        if run.parted:
-            why = f"they need prompts of up to {plan.longest} tokens in one flow"
+        why = _why_not_this(plan, batch)
+        if not why:
+            say(f"{counted(plan.rows, 'sequence')} that decode together")
+            run = _Run(engine, batch, plan, generations, broken_since)
+            for check in run.checks():
+                elements += check.elements
+                if check.state is not State.OK:
+                    return [behind(replace(check, elements=elements), broken_since)], notes
+            why = _PARTED.format(plan.longest) if run.parted else ""
+        if why:
+            notes.append(f"decode steps of {plan.rows} rows were not judged: {why}")
         else:
             ran.append(plan)
-    if wide and why:
-        notes.append(f"decode steps of {counted(wide.rows, 'row')} were not judged: {why}")
+    if path == "matrix" and held < MANY:
+        notes.append(
+            f"decode steps of more than {PACKED_TILE} rows, which fill a second tile of the matrix "
+            f"unit, were not judged: the engine holds {held} sequences (--sequences {MANY})"
+        )
     detail = "; ".join(plan.described(batch.room) for plan in ran)
     check = Check(NAME, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0, detail=detail)
     return [check], notes
 
 
-def _why_not(engine: JudgedEngine, batch: Batch) -> str:
+_PARTED = "they need prompts of {} tokens in one flow, a larger --chunk"
+
+
+def _why_not(engine: JudgedEngine, batch: Asked, narrow: Plan) -> str:
     held = len(engine.positions)
     if held < SEQUENCES:
         return f"the engine holds {counted(held, 'sequence')}, {SEQUENCES} are needed"
@@ -255,7 +250,13 @@ def _why_not(engine: JudgedEngine, batch: Batch) -> str:
     # Products on the matrix unit give a column the same bits beside any others of its tile.
     if not is_exact(path) and (path, mode) != ("matrix", "batched"):
         return f"path {path} does not promise that they give the bits of each alone"
-    steps = few(len(batch.tokens), path).steps
-    if batch.room <= steps:
-        return f"{steps} steps and a prompt need more than a context of {batch.room}"
+    if batch.room <= narrow.steps:
+        return f"{narrow.steps} steps and a prompt need more than a context of {batch.room}"
+    return ""
+
+
+def _why_not_this(plan: Plan, batch: Asked) -> str:
+    """Wide steps need a whole prompt; narrow ones make do with a shorter one."""
+    if plan.rows > SEQUENCES and batch.room < plan.longest:
+        return f"they need a context of {plan.longest}, it is {batch.room}"
     return ""

@@ -5,19 +5,23 @@ bits beside any others only within one. So there a sequence's tokens go in flows
 the step has rows. Exact paths give the same bits whatever the numbers are.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backend_hip.registry import MATRIX_TILES, PACKED_TILE
+from backend_hip.attention_shape import SPLIT_KEYS
+from backend_hip.registry import FEW_COLUMNS, MATRIX_TILES, PACKED_MOST, PACKED_TILE
 from suites.harness.pair import is_exact
 from suites.harness.verdict import counted
 
 SEQUENCES = 3
 """What a judged engine holds: the fewest that put a column alone behind a full group of two, the
-smallest group that a kernel keeps in shared memory. More cost nothing but KV memory."""
+smallest group that a kernel keeps in shared memory."""
 MANY = PACKED_TILE + 1
 """Sequences that put a row into a second tile of the matrix unit. An engine of path matrix holds
-them where that takes at most MANY_NBYTES of KV cache."""
+them where their caches and states take at most MANY_NBYTES."""
 MANY_NBYTES = 2**30
+LONGEST = 2 * SPLIT_KEYS + 1
+"""Tokens of the longest prompt: three splits of keys, beside prompts of one."""
 _STRIDE = 11  # between lengths of prompts, and without a factor in common with their range
 
 
@@ -54,45 +58,42 @@ class Plan:
         sequences, steps = counted(self.rows, "sequence"), counted(self.steps, "common step")
         return f"{sequences}, {steps}, up to {min(self.longest, room)} positions"
 
-    def why_not(self, held: int, room: int) -> str:
-        """Why an engine of so many sequences and positions can't run it; empty where it can."""
-        if held < self.rows:
-            return f"the engine holds {counted(held, 'sequence')}"
-        if room < self.longest:
-            return f"they need a context of {self.longest}, it is {room}"
-        return ""
+
+def plans_of(path: str, held: int, prompt_tokens: int) -> list[Plan]:
+    """What an engine of `held` sequences is judged by, narrow steps first.
+
+    On path matrix more rows than packed products take run other kernels than fewer.
+    """
+    plans = [few(prompt_tokens, path)]
+    if held <= SEQUENCES:
+        return plans
+    if not is_exact(path) and held > PACKED_MOST:
+        plans.append(many(PACKED_MOST, path))
+    return [*plans, many(held, path)]
 
 
 def few(prompt_tokens: int, path: str) -> Plan:
-    """Three sequences, the longest of the judged prompt's length: positions behind the first tile.
+    """Three sequences, one of the judged prompt's length up to LONGEST, and behind the first tile.
 
     No sequence stands in the row of its number in the first step; the others are of parts.
     """
-    lengths = (7, 2, max(PACKED_TILE + 5, prompt_tokens))
+    lengths = (7, 2, min(max(PACKED_TILE + 5, prompt_tokens), LONGEST))
     flow = None if is_exact(path) else PACKED_TILE
     return Plan(lengths, ((2, 0, 1), (0, 2), (2, 1)), flow)
 
 
-def wide_rows(path: str, held: int) -> int:
-    """Rows of a wide step: all that the engine holds, on path matrix at least of two tiles."""
-    return max(held, MANY) if path == "matrix" else held
+def many(rows: int, path: str) -> Plan:
+    """Steps of so many rows, and on exact paths of fewer, for which there are other kernels."""
 
-
-def many(rows: int, path: str) -> Plan | None:
-    """As many sequences as the engine holds; None where `few` has them all.
-
-    Exact paths also get a step of half the rows, for which there may be another kernel.
-    """
-    if rows <= SEQUENCES:
-        return None
-
-    def turned(by: int) -> tuple[int, ...]:
-        return tuple((row + by) % rows for row in range(rows))
+    def turned(by: int, width: int = rows) -> tuple[int, ...]:
+        return tuple((row + by) % rows for row in range(width))
 
     first, last = turned(1), turned(rows - 2)
     if is_exact(path):
+        widths = [width for width in FEW_COLUMNS if width < rows]
+        orders = (first, *(turned(2 + width, width) for width in widths), last)
         lengths = tuple(1 + _STRIDE * sequence % (PACKED_TILE - 2) for sequence in range(rows))
-        return Plan(lengths, (first, turned(2)[: rows // 2], last))
+        return Plan(lengths, orders)
     tiles = (1, *MATRIX_TILES)  # one token is a product of its own
     most = next(tile for tile in tiles if tile >= rows)
     shortest = 1 + max(tile for tile in tiles if tile < most)
@@ -101,6 +102,13 @@ def many(rows: int, path: str) -> Plan | None:
     return Plan(lengths, (first, last), one_flow=True)
 
 
-def sequences_of(path: str, kv_nbytes: int) -> int:
-    """How many sequences a judged engine holds, of `kv_nbytes` of KV cache each."""
-    return MANY if path == "matrix" and MANY * kv_nbytes <= MANY_NBYTES else SEQUENCES
+def sequences_of(path: str, nbytes: int) -> int:
+    """How many sequences a judged engine holds, of `nbytes` of cache and states each."""
+    return MANY if path == "matrix" and MANY * nbytes <= MANY_NBYTES else SEQUENCES
+
+
+def made_of(tokens: Sequence[int], length: int, shift: int, vocabulary: int) -> tuple[int, ...]:
+    """A prompt of `length` tokens made of another, moved up by `shift` and once more each time that
+    it is repeated."""
+    count = len(tokens)
+    return tuple((tokens[i % count] + shift + i // count) % vocabulary for i in range(length))

@@ -196,8 +196,10 @@ class _Search:
         layer = None if point is None else point.layer
         again = point is not None and broken.link.partition(" ")[0] == point.name
         spec = None if layer is None else self.model.spec.layers[layer].delta_net
+        count = len(case.tokens)
+        of_its_own = list(case.tokens) == self.verdict.run.get("narrow_flow")
         return Told(
-            bisect_words.how(case.mode, len(case.tokens), len(self.case.tokens)),
+            bisect_words.how(case.mode, count, count if of_its_own else len(self.case.tokens)),
             again and bisect_words.both_modes(self.verdict, self.options.modes, broken),
             bisect_words.wrong_positions(self.verdict),
             0 if spec is None else spec.conv_kernel,
@@ -267,9 +269,9 @@ def _case_of(verdict: Verdict, broken: Check, case: Case) -> Case:
     longer = (*case.tokens, *generated[:-1])
     if head.startswith(("local, decoded positions", "decode")):
         return Case(longer, case.mode, case.path, case.kv_type_k, case.kv_type_v)
-    if "few columns" in broken.name:
-        few = tuple(run["few_columns"])
-        return Case(few, "batched", case.path, case.kv_type_k, case.kv_type_v)
+    if "narrow flow" in broken.name:
+        narrow = tuple(run["narrow_flow"])
+        return Case(narrow, "batched", case.path, case.kv_type_k, case.kv_type_v)
     mode = head.removeprefix("local, ") if head.startswith("local, ") else case.mode
     if broken.name.startswith("logits: per-token"):
         mode = "per-token"

@@ -269,6 +269,7 @@ def _right_modes(verdict: Verdict, modes: Sequence[str]) -> list[str]:
     """The traced runs whose ops are all right, where those of another run are not."""
     heads = {_local_head(mode, modes): f"the {mode} prefill" for mode in modes}
     heads["local, decoded positions"] = "the replay of the decoded tokens"
+    heads["local, narrow flow"] = "the prefill of few columns"
     right = []
     for head, words in heads.items():
         ops = [c for c in verdict.checks if c.name.startswith(f"{head}: ") and _op(c.name)]

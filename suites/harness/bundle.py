@@ -33,7 +33,7 @@ from reference.model.npz import read_npz
 from suites.harness.rerun import Case
 
 SCHEMA = "assay.bisect.bundle"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MODEL_NBYTES = 16 << 20
 """A model file up to this size travels inside the bundle."""
 KINDS = ("point", "tail", "run")
@@ -44,6 +44,7 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "kind": str, "summary": str, "mode": str, "path": str, "kv_type_k": str, "kv_type_v": str,
     "modes": list, "n_decode": int, "max_cols": int, "chunk": int, "context_length": int,
     "model": str, "model_sha256": str, "kernels": list, "command": list,
+    "sequences": int, "planted_fault": (str, type(None)),
     "shuffle": (int, type(None)), "sanitize": bool, "sha256": str,
 }  # fmt: skip
 _ARRAYS = {"point": ("got", "want", "limit"), "tail": ("logits",), "run": ()}

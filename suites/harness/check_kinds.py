@@ -78,9 +78,9 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
         ("diverged", "unsupported", "invalid"),
     ),
     CheckKind(
-        "local-few-columns",
-        "local, few columns: .+",
-        "the same of the kernels for few columns, which steps of several sequences run",
+        "local-narrow-flow",
+        "local, narrow flow: .+",
+        "the same of path matrix's kernels for few columns, which common steps run",
         ("diverged", "unsupported", "invalid"),
     ),
     CheckKind(
@@ -145,7 +145,7 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
     ),
     CheckKind(
         "eager",
-        f"eager {_MODE} with trace equals untraced(, few columns)?",
+        f"eager {_MODE} with trace equals untraced(, narrow flow)?",
         "tracing changes nothing: launches one by one and untraced ones give equal bits",
         ("diverged", "invalid"),
     ),
@@ -169,7 +169,7 @@ CHECK_KINDS: tuple[CheckKind, ...] = (
     ),
     CheckKind(
         "tail-prefill",
-        f"sampler tail: {_MODE} prefill",
+        f"sampler tail: {_MODE} prefill(, narrow flow)?",
         "logits, argmax, staging copy, stamp and token agree after a prefill",
         ("diverged",),
     ),

@@ -3,7 +3,7 @@
 The references share one set of dequantised weights: float64, float32, float32 again with embeddings
 moved by one unit in the last place (a single sample of what rounding does can be small by luck),
 float64 with a float32 KV cache (left out where the cache is float32 already), and on path matrix
-float64 with prompts' products rounded as it declares.
+float64 with prompts' products rounded as it declares, in several samples too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,12 +48,21 @@ MOVED = 3
 """Further samples of a float32 reference."""
 
 
-class _Moved(Trace):
-    """Moves every element of the embeddings to a neighbouring float32; keeps nothing."""
+HALF_SHARE = 2.0**-14
+"""A quarter of what rounding to halves moves a value by at most, as a share of it: enough that
+other codes are chosen behind it, and little beside what they make."""
 
-    def __init__(self, seed: tuple[int, int]) -> None:
+
+class _Moved(Trace):
+    """Moves every element of the embeddings, up or down; keeps nothing.
+
+    By `share` of it, or to a neighbouring float32.
+    """
+
+    def __init__(self, seed: tuple[int, int], share: float = 0.0) -> None:
         super().__init__()
         self._random = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+        self._share = share
 
     def record(self, name: str, value: NDArray[Any]) -> None:
         pass
@@ -61,8 +70,12 @@ class _Moved(Trace):
     def replacement(self, name: str, value: NDArray[Any]) -> NDArray[Any] | None:
         if name != "inp_embd":
             return None
-        towards = self._random.choice(np.array([-np.inf, np.inf], dtype=value.dtype), value.shape)
-        moved: NDArray[Any] = np.nextafter(value, towards)
+        signs = self._random.choice(np.array([-1.0, 1.0], dtype=value.dtype), value.shape)
+        moved: NDArray[Any] = (
+            value * (1 + signs * value.dtype.type(self._share))
+            if self._share
+            else np.nextafter(value, signs * np.inf)
+        )
         return moved
 
 
@@ -112,15 +125,20 @@ class References:
         self._moved = [reference(np.float32, kv_type_k, kv_type_v) for _ in range(count)]
         rounds = (kv_type_k, kv_type_v) != ("f32", "f32")
         self._unrounded = reference(np.float64, "f32", "f32") if rounds else None
-        halves = path == "matrix"
-        self._halved = reference(np.float64, kv_type_k, kv_type_v) if halves else None
+        # The first is what the path declares. Few columns meet exact weights of K formats: another
+        # sample of the same rounding, and so are embeddings moved a little.
+        stored = self._single.weights_mode == "kept"
+        samples = (1 + MOVED if stored else 2) if path == "matrix" else 0
+        self._halved = [reference(np.float64, kv_type_k, kv_type_v) for _ in range(samples)]
+        for sample in self._halved[1:2]:
+            sample.exact_weights = True
         self._copy = partial(References, model, kv_type_k, kv_type_v, dense=shared)
 
     @property
     def may_route_apart(self) -> bool:
         """True where only one prefill mode's products round to halves and tokens choose experts: a
         near-tie that is none of the other mode's can send a token elsewhere."""
-        return self._halved is not None and self._routed
+        return bool(self._halved) and self._routed
 
     def of_modes(self, expected: Expected, traced: Mapping[str, Trace]) -> dict[str, Expected]:
         """What each mode's logits are held to, by mode; `traced` are the prompt's traces.
@@ -165,11 +183,12 @@ class References:
             unrounded = self._unrounded.prefill(tokens, logits=which)
             kv_distance = np.max(np.abs(unrounded - exact), axis=-1)
         product_distance = np.zeros_like(distance)
-        if self._halved is not None:
+        for number, halved in enumerate(self._halved):
             say("reference float64 with products of halves")
-            self._halved.half_products = start == 0
-            halved = self._halved.prefill(tokens, logits=which)
-            product_distance = np.max(np.abs(halved - exact), axis=-1)
+            halved.half_products = start == 0
+            moves = _Moved((start, number), HALF_SHARE) if number > 1 and not start else None
+            got = halved.prefill(tokens, logits=which, trace=moves)
+            product_distance = np.maximum(product_distance, np.max(np.abs(got - exact), axis=-1))
         self._judge_routing(start)
         one_column, limits = (
             np.array([END_TO_END.limit(*(float(term) for term in terms)) for terms in rows])
@@ -183,11 +202,12 @@ class References:
     def _judge_routing(self, start: int) -> None:
         """Hands over the router logits of this feed."""
         logits: list[dict[int, Array]] = []
-        for reference in (self._exact, self._single, self._unrounded, self._halved):
+        halved = self._halved[0] if self._halved else None
+        for reference in (self._exact, self._single, self._unrounded, halved):
             kept = {} if reference is None else reference.router_logits
             logits.append({layer: np.concatenate(parts) for layer, parts in kept.items()})
             kept.clear()
-        for moved in self._moved:
+        for moved in (*self._moved, *self._halved):
             moved.router_logits.clear()
         self.routing.feed(start, self.choices, *logits)
 

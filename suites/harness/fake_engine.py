@@ -14,16 +14,13 @@ from unittest import mock
 import numpy as np
 from numpy.typing import NDArray
 
-from backend_hip.dispatch import route_name
-from backend_hip.packed import product_key
-from backend_hip.registry import PACKED_FORMATS
 from reference.delta_net import RecurrentState
 from reference.forward import DenseCache, Reference
 from reference.model import Model
 from reference.model.errors import DeviceError, InputError
 from reference.model.sampling import argmax
 from reference.model.trace import Trace
-from suites.harness.kernels import product_rows
+from suites.harness.kernels import family, packed_rows, product_rows
 from suites.harness.protocol import ARGMAX_SAW_NAN, STAGING_POISON
 
 
@@ -213,10 +210,8 @@ class FakeEngine:
         rows = set(product_rows(*about, sequences=sequences)[0])
         if self._path == "matrix" and mode == "batched":
             # As of the real one's few columns, which are of the same family.
-            packed = {tensor.format.name for tensor in self._model.weights.matrices()}
-            for form in packed & set(PACKED_FORMATS):
-                rows.discard(f"matvec_batched {form} matrix")
-                rows.add(route_name(product_key([form])))
+            packed = packed_rows(self._model)
+            rows = rows - {family(row) for row in packed} | packed
         return {**dict.fromkeys(sorted(rows), launches), "argmax any": 1}
 
     def _prefill(

@@ -12,7 +12,7 @@ from backend_hip import packed
 from backend_hip.dispatch import route_name
 from backend_hip.fused import fused_keys, why_not_fused
 from backend_hip.fused_batch import product_keys, why_not_fused_batch
-from backend_hip.registry import PACKED_MOST, PATHS, few_columns, requirements
+from backend_hip.registry import PACKED_FORMATS, PACKED_MOST, PATHS, few_columns, requirements
 from reference.model import Model
 from reference.model.errors import InputError
 from suites.harness.protocol import Prefilled, Stepped
@@ -72,6 +72,12 @@ def product_rows(
         fused = [head, *fused_keys(model.spec, model.weights)]
         found.append(frozenset(route_name(key) for key in fused if key[0] in _PRODUCTS[mode]))
     return tuple(found)
+
+
+def packed_rows(model: Model) -> Rows:
+    """The rows of path matrix for few columns, of every format of the model that has them."""
+    forms = {tensor.format.name for tensor in model.weights.matrices()} & set(PACKED_FORMATS)
+    return frozenset(route_name(packed.product_key([form])) for form in forms)
 
 
 def family(route: str) -> str:

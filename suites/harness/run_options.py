@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from reference.model import Model
 from reference.model.errors import InputError
 from suites.harness.kernels import require_path
 from suites.harness.protocol import PREFILL_MODES
@@ -27,3 +28,13 @@ class Options:
         if self.n_decode < 0:
             raise InputError(f"validate: decode steps are {self.n_decode}, expected 0 or more")
         require_path(self.path, self.modes)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A verdict's model, prompt and options. `room`: positions that a sequence has."""
+
+    model: Model
+    tokens: tuple[int, ...]
+    options: Options
+    room: int

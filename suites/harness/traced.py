@@ -146,21 +146,31 @@ def judge_again(
     name: str,
     what: str,
     progress: Progress,
+    *,
+    held: LeftBehind | None = None,
 ) -> list[Check]:
     """Judges the trace of a prefill that stands for runs which can't be traced.
 
     `name` follows "local, " in the checks, `what` was traced stands in their links. Sound ops
-    become one check.
+    become one check. `held`: what the sequence left behind, judged too where it is given.
     """
     path = path_of(str(recorded.meta["mode"]), declared.path)
-    points = list(judge_trace(model, recorded, replace(declared, path=path), progress=progress))
+    rules, states = replace(declared, path=path), dict[int, DeltaRule]()
+    points = list(judge_trace(model, recorded, rules, recurrent=states, progress=progress))
+    broken, left = first_broken(points), list[Check]()
+    if held is not None:
+        stored, since = (
+            (declared.kv_type_k, declared.kv_type_v),
+            broken.point.name if broken else "",
+        )
+        left = held.checks_of(recorded, stored, states, model.spec, since)
     checks = [
         replace(
             check,
             name=check.name.replace("local:", f"local, {name}:"),
             link=f"{check.link}, {what}",
         )
-        for check in summarise(points)
+        for check in (*summarise(points), *left)
     ]
     sound = [check for check in checks if check.state is State.OK and check.detail]
     if not sound:

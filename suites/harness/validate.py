@@ -3,8 +3,7 @@
     support -> trace point by point and what the sequence left behind, of each prefill mode ->
     eager against graph -> last-token logits -> batched against per-token -> kernels that ran ->
     sampler tail of each prefill -> sampler tail and logits of each decode step -> routing ->
-    products of few columns on path matrix -> what production calls, and a second turn ->
-    sequences that decode together ->
+    few columns on path matrix -> what production calls, and a second turn -> common steps ->
     faults planted in copies of this run's own data -> a kernel patched in a copy of the engine
 
 A device error on the way is raised, not judged.
@@ -22,21 +21,21 @@ from reference.model.errors import Unsupported
 from reference.model.trace import Trace
 from suites.harness import pair as pairs
 from suites.harness import protocol, steps
-from suites.harness.batch_decode import Batch, batch_decode
+from suites.harness.batch_decode import batch_decode
 from suites.harness.compare import compare_logits
 from suites.harness.endtoend import DistanceTrace, Expected, References, apart
 from suites.harness.entry_points import Judged, entry_points
-from suites.harness.few_columns import NAME as FEW_COLUMNS
-from suites.harness.few_columns import few_columns, prompt_of
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernel_checks
 from suites.harness.left_behind import LeftBehind
 from suites.harness.local import LocalRules
+from suites.harness.narrow_flow import narrow_flow, prompt_of
 from suites.harness.patched_kernel import OpenCopy, with_self_test
 from suites.harness.plants import bits_plants, decode_plants
 from suites.harness.protocol import JudgedEngine, Prefilled, Progress
 from suites.harness.rerun import other_prompt
 from suites.harness.routing import Choices, choices_of
+from suites.harness.run_options import Asked
 from suites.harness.run_options import Options as Options
 from suites.harness.selftest import Plant, planted_faults
 from suites.harness.tail import broken_prefill, tail_check
@@ -109,6 +108,7 @@ class _Run:
         self._plants: list[Plant] = []
         self._notes: list[str] = []
         self._run: dict[str, Any] = {"tokens": list(tokens), **asdict(options)}
+        self._run["sequences"] = len(engine.positions)
 
     def verdict(self) -> Verdict:
         traced = [self._trace(self._options.modes[-1])]
@@ -161,14 +161,14 @@ class _Run:
         self._decode(decoded)
         self._routing()
         self._checks += replayed
-        about = Batch(self._model, self._tokens, self._options, self._room)
+        asked = Asked(self._model, self._tokens, self._options, self._room)
+        if self._options.path == "matrix":
+            self._run["narrow_flow"] = list(prompt_of(asked))
         rest = (self._generations, self._broken(), self._say)
-        self._add(few_columns(self._engine, about, traced, *rest))
-        if self._checks[-1].name.endswith(FEW_COLUMNS):
-            self._run["few_columns"] = list(prompt_of(about))
+        self._add(narrow_flow(self._engine, asked, traced, *rest))
         self._entry_points(results, decoded, limit)
         rest = (self._generations, self._broken(), self._say)
-        self._add(batch_decode(self._engine, about, *rest))
+        self._add(batch_decode(self._engine, asked, *rest))
         self._say("chosen logits through the sampler tail")
         vocabulary = self._model.spec.vocab_size
         self._checks.append(probe_check(self._engine, vocabulary, self._generations))

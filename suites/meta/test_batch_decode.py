@@ -11,10 +11,10 @@ import pytest
 from backend_hip.registry import MATRIX_TILES, PACKED_MOST, PACKED_TILE
 from reference.forward import DenseCache
 from suites.harness.batch_decode import NAME
-from suites.harness.batch_plans import MANY, SEQUENCES, Plan, few, many
+from suites.harness.batch_plans import LONGEST, MANY, SEQUENCES, Plan, few, many, plans_of
 from suites.harness.fake_engine import FakeEngine, FakeStep
 from suites.harness.fault_models import seeded_prompt
-from suites.harness.few_columns import TOKENS
+from suites.harness.narrow_flow import TOKENS
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict
 from suites.meta import broken
@@ -93,7 +93,7 @@ class _FourRows(FakeEngine):
         return super().decode_batch([tokens[min(row, 3)] for row in range(len(tokens))], sequences)
 
 
-class _WrongFewColumns(FakeEngine):
+class _WrongNarrowFlow(FakeEngine):
     """RoPE is a position late in flows of as many tokens as packed products take, and in no other:
     a prompt of a tile at most, or of more than two, does not meet it."""
 
@@ -122,8 +122,8 @@ def neighbours_token() -> Verdict:
     return judged(_NextSequencesToken)
 
 
-def wrong_few_columns() -> Verdict:
-    return judged(_WrongFewColumns, 1, PACKED_TILE, path="matrix")
+def wrong_narrow_flow() -> Verdict:
+    return judged(_WrongNarrowFlow, 1, PACKED_TILE, path="matrix")
 
 
 def _check(verdict: Verdict) -> Check:
@@ -171,15 +171,16 @@ def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
 def test_few_columns_of_path_matrix_are_judged_op_by_op(length: int) -> None:
     verdict = judged(FakeEngine, 1, length, path="matrix")
     assert verdict.summary() == "ok"
-    assert [check for check in verdict.checks if check.name.startswith("local, few columns: ")]
-    verdict = judged(_WrongFewColumns, 1, length, path="matrix")
+    assert [check for check in verdict.checks if check.name.startswith("local, narrow flow: ")]
+    verdict = judged(_WrongNarrowFlow, 1, length, path="matrix")
     assert verdict.summary() == f"diverged: Qcur_pos-0 (rope), prefill of {TOKENS} tokens"
 
 
 @pytest.mark.parametrize("length", [PACKED_TILE + 1, PACKED_MOST])
 def test_a_prompt_of_few_columns_is_traced_once(length: int) -> None:
     verdict = judged(FakeEngine, 1, length, path="matrix")
-    assert not [check for check in verdict.checks if "few columns" in check.name]
+    (check,) = [check for check in verdict.checks if "narrow flow" in check.name]
+    assert check.name.startswith("kernels: ")
     assert not [note for note in verdict.notes if "op by op" in note]
 
 
@@ -195,7 +196,18 @@ def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
 def test_rows_that_are_not_judged_are_said() -> None:
     verdict = judged(FakeEngine, MANY - 1, path="matrix")
     assert verdict.summary() == "ok"
-    assert [note for note in verdict.notes if "17 rows were not judged: the engine holds" in note]
+    assert _check(verdict).detail.endswith("; 16 sequences, 2 common steps, up to 16 positions")
+    (note,) = [note for note in verdict.notes if "second tile" in note]
+    assert note.endswith("the engine holds 16 sequences (--sequences 17)")
+
+
+@pytest.mark.parametrize("path", ["kparallel", "matrix"])
+def test_more_sequences_judge_no_width_less(path: str) -> None:
+    """What few rows run is judged beside what many run."""
+    fewer = {len(order) for plan in plans_of(path, MANY, 5) for order in plan.orders}
+    more = {len(order) for plan in plans_of(path, 64, 5) for order in plan.orders}
+    assert more >= {width for width in fewer if width < MANY} | {64}
+    assert path == "kparallel" or PACKED_MOST in more
 
 
 class _SmallChunks(FakeEngine):
@@ -217,13 +229,14 @@ def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
 def test_wider_steps_of_an_exact_path_are_judged_where_the_engine_has_them() -> None:
     verdict = judged(FakeEngine, 9)
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith("; 9 sequences, 3 common steps, up to 17 positions")
+    assert _check(verdict).detail.endswith("; 9 sequences, 4 common steps, up to 18 positions")
     assert "in row 4 of 9: logits differ" in judged(_FourRows, 9).summary()
 
 
 def test_the_longest_sequence_is_as_long_as_the_prompt() -> None:
     verdict = judged(FakeEngine, length=30)
     assert _check(verdict).detail == "3 sequences, 3 common steps, up to 33 positions"
+    assert few(LONGEST + 1, "kparallel").longest == LONGEST + 3
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,24 @@ def test_a_sequence_that_says_something_else_alone_is_refused(
     runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.assume(17)
-    monkeypatch.setattr(runner, "step", lambda tokens: [-1 for _ in tokens])
+    sound = runner.inspect
+    together = iter([True])
+
+    def inspect(tokens: Sequence[int], sequences: Sequence[int]) -> list[StepResult]:
+        (step,) = sound(tokens, sequences)
+        return [step if next(together, False) else replace(step, token=-1)]
+
+    monkeypatch.setattr(runner, "inspect", inspect)
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, DECODE, [7])
     other = replace(DECODE, path="serial")
+    together = iter([True])
     with pytest.raises(AssertionError, match="1 of 1 sequences emit another token"):
         prove_decode(runner, other, [7])  # kernels of kparallel ran
+    together = iter([True])
+    monkeypatch.setattr(runner, "step", lambda tokens: [-1 for _ in tokens])
+    with pytest.raises(AssertionError, match="read back it is"):
+        prove_decode(runner, DECODE, [7])
 
 
 def test_a_path_that_rounds_otherwise_must_give_logits_of_the_same_network(
@@ -375,8 +387,8 @@ def test_what_there_was_no_time_for_is_said(
     [
         (("--sections", "decode,sleep"), "--sections is decode,sleep"),
         (("--sections", "kv,kv"), "--sections is kv,kv"),
-        (("--rounds", "0"), "--rounds is 0 and --minutes 60.0, expected numbers above 0"),
-        *((("--minutes", m), "expected numbers above 0") for m in ("0", "nan", "inf", "-1")),
+        (("--rounds", "0"), "--rounds is 0 and --minutes 60.0, expected finite numbers above 0"),
+        *((("--minutes", m), "expected finite numbers above 0") for m in ("0", "nan", "inf", "-1")),
         (("--out", "no/where"), "a folder that exists"),
         (("--batches", "1,two"), "--batches is 1,two, expected numbers"),
         (("--paths", "quick"), "--paths is quick, expected some of kparallel"),
