@@ -128,8 +128,8 @@ _HOISTED = (
     "MAX_COLS 40, of 106); goes where they are made anew for each unit (LEAN in tuning.py)"
 )
 _LAST_STEP = (
-    "the condition of each column's result is kept in two scalars in wave64, more than there are "
-    "from MAX_COLS 48 on; goes when results are stored in two turns"
+    "the condition of each column's result is kept in two scalars in wave64, at many columns more "
+    "than there are; goes when results are stored in two turns"
 )
 _HEADS_OF_256 = (
     "keys of q8_0 and values of f16 with heads of 256 in groups of four need 257 registers of 256"

@@ -209,8 +209,8 @@ def add_options(add: Callable[..., None]) -> None:
         "--shuffle",
         type=_seed,
         metavar="SEED",
-        help="the cpu runtime runs each launch in a seeded order and in its reverse; both must "
-        "leave the same memory (default: off)",
+        help="the cpu runtime runs each launch in a seeded order, in its reverse, and interleaved; "
+        "all must leave the same memory (default: off)",
     )
     add(
         "--sanitize",

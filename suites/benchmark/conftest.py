@@ -1,4 +1,4 @@
-"""Fixtures of the benchmarks: proofs made once, and the cache flush between samples."""
+"""Fixtures of the benchmarks: reference logits, computed once, and the cache flush of a sample."""
 
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -1,4 +1,4 @@
-"""What the benchmarks ask of an engine, in one place: only this file knows how the engine is asked.
+"""What whole rows of the benchmarks ask of an engine; single operations reach into it themselves.
 
 A decode step's speed depends on how many tokens the caches hold and not on which: `assume` fills
 them with random finite values, so that depth 6,900 costs an upload instead of a prefill.

@@ -34,7 +34,7 @@ def add(subparsers: Any) -> None:
         description="Proves each row, times the rows of a section in turn, and sets them beside "
         "what the device's measured bandwidth and matrix rate allow. Tables are printed, and the "
         "files of --out and --json written anew, as soon as rows are measured. geometry-qwen3-8b "
-        "is a model for it.",
+        "is a model for it. The CPU runtime has fewer rows; a value that no row has is refused.",
     )
     common.add_model(parser)
     common.add_device(parser)

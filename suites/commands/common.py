@@ -109,7 +109,8 @@ def add_kv(parser: argparse.ArgumentParser) -> None:
             f"--kv-type-{letter}",
             default="f16",
             metavar="T",
-            help=f"storage type of cached {word}: {', '.join(KV_TYPES)} (default: f16)",
+            help=f"storage type of cached {word}: {', '.join(KV_TYPES)}, in the reference also "
+            "q5_1, q5_0, q4_1, q4_0 (default: f16)",
         )
 
 

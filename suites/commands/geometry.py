@@ -16,6 +16,7 @@ from reference.model.errors import InputError
 from suites.commands import common
 from suites.harness.verdict import write_json
 
+_SCHEMA = {"schema": "assay.geometry", "schema_version": 1}
 NAMES = tuple(name.removeprefix(PREFIX) for name in GEOMETRIES)
 
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     nbytes = path.stat().st_size
     print(f"{path}: {nbytes / 2**30:.2f} GiB, {elapsed_s:.1f} s")
     if arguments.json is not None:
-        facts = {"name": case.id, "layers": case.layers, "seed": arguments.seed}
+        facts = {**_SCHEMA, "name": case.id, "layers": case.layers, "seed": arguments.seed}
         write_json(
             arguments.json, facts | {"path": str(path), "nbytes": nbytes, "elapsed_s": elapsed_s}
         )
@@ -87,4 +88,5 @@ def _list(json: Path | None) -> None:
     free = shutil.disk_usage(cache_folder("models")).free
     print(f"{cache_folder('models')}: {free / 2**30:.1f} GiB left")
     if json is not None:
-        write_json(json, {name: {"layers": case.layers, "nbytes": n} for name, case, n in sizes})
+        there = {name: {"layers": case.layers, "nbytes": n} for name, case, n in sizes}
+        write_json(json, {**_SCHEMA, "geometries": there})

@@ -1,8 +1,8 @@
 """What production calls is held to what was judged: `prefill`, `step`, and a second prefill.
 
 The checks before this one read every link back through `prefill_per_token`, `prefill_batched` and
-`decode`. Generation goes through two thinner entries, and a conversation feeds its second turn
-behind the first one without a reset; only here do these three run.
+`decode`. A caller that only wants tokens goes through two thinner entries, and a conversation feeds
+its second turn behind the first one without a reset; only here do these three run.
 """
 
 from collections.abc import Iterator, Mapping

@@ -107,8 +107,9 @@ class JudgedEngine(Protocol):
 
     `positions` has one for each. `decode_batch` and `step_batch` advance the given sequences by one
     token each in one step, with results in their order.
-    `prefill` and `step` are what generation calls: the mode that `batched_prefill` ("on", "off",
-    "validate") means, and one token decoded of which only the next token is read back.
+    `prefill` and `step` are what a caller that only wants tokens calls: the mode that
+    `batched_prefill` ("on", "off", "validate") means, and one token decoded of which only the next
+    token is read back.
     """
 
     @property
