@@ -31,7 +31,10 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong with the options in one line, like every other error."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; `{self.prog} --help` has the options\n")
+        # What no command knows is said by the parser of them all.
+        command = next((word for word in sys.argv[1:2] if word in COMMANDS), "")
+        helped = self.prog if " " in self.prog or not command else f"{self.prog} {command}"
+        self.exit(2, f"{self.prog}: {message}; `{helped} --help` has the options\n")
 
 
 class _Version(argparse.Action):

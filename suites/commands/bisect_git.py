@@ -220,7 +220,7 @@ def _sureness(finding: Finding) -> str:
     """How probable an error is, per verdict and in all."""
     plan = finding.plan
     if plan.miss == 0 and not plan.noise:
-        return "none, if the fault shows in every run"
+        return "a wrong commit with probability 0, if the fault shows in every run"
     per_commit = (
         f"a fault that shows in {_percent(plan.rate)} of runs is missed at a commit with "
         f"probability {_percent(plan.miss)}"

@@ -279,7 +279,7 @@ def _judged(check: Any) -> str:
         share = tables.share(check.of_limit)
         return f"{check.name} is within today's limits" + (f" ({share} of them)" if share else "")
     place = f" {check.where}" if check.where else ""
-    return f"{check.link} is {check.state.value}{place}" + (
+    return f"{check.state.value}: {check.link}{place}" + (
         f"; {check.detail}" if check.detail and check.detail not in check.link else ""
     )
 

@@ -234,7 +234,7 @@ def batch_decode(
             f"decode steps of more than {PACKED_TILE} rows, which fill a second tile of the matrix "
             f"unit, were not judged: the engine holds {held} sequences (--sequences {MANY})"
         )
-    detail = "; ".join(plan.described(batch.room) for plan in ran)
+    detail = ", then ".join(plan.described(batch.room) for plan in ran)
     check = Check(NAME, State.OK, elements, measured=0.0, limit=0.0, of_limit=0.0, detail=detail)
     return [check], notes
 

@@ -314,7 +314,7 @@ class _Run:
         else:
             self._notes.append(
                 f"path {self._options.path} bounds logits between prefill modes; KV contents of "
-                "each mode are judged against its trace only"
+                "each mode are judged against its trace only, decoding by its logits"
             )
         return pairs.exact_logits_text(pairs.compare_last(per_token, batched, limit))
 

@@ -188,7 +188,9 @@ def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
     assert judged(_FourRows).summary() == "ok"
     verdict = judged(FakeEngine, MANY, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith("; 17 sequences, 2 common steps, up to 32 positions")
+    assert _check(verdict).detail.endswith(
+        ", then 17 sequences, 2 common steps, up to 32 positions"
+    )
     verdict = judged(_FourRows, MANY, path="matrix")
     assert "in row 4 of 17: logits differ" in verdict.summary()
 
@@ -196,7 +198,9 @@ def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
 def test_rows_that_are_not_judged_are_said() -> None:
     verdict = judged(FakeEngine, MANY - 1, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith("; 16 sequences, 2 common steps, up to 16 positions")
+    assert _check(verdict).detail.endswith(
+        ", then 16 sequences, 2 common steps, up to 16 positions"
+    )
     (note,) = [note for note in verdict.notes if "second tile" in note]
     assert note.endswith("the engine holds 16 sequences (--sequences 17)")
 
@@ -229,7 +233,7 @@ def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
 def test_wider_steps_of_an_exact_path_are_judged_where_the_engine_has_them() -> None:
     verdict = judged(FakeEngine, 9)
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith("; 9 sequences, 4 common steps, up to 18 positions")
+    assert _check(verdict).detail.endswith(", then 9 sequences, 4 common steps, up to 18 positions")
     assert "in row 4 of 9: logits differ" in judged(_FourRows, 9).summary()
 
 

@@ -171,13 +171,13 @@ def test_a_broken_op_replays_where_the_fault_is_and_only_there(
         plant(patch)
         assert _main("bisect", "--replay", path, "--device", "cpu") == 1
     out = capsys.readouterr().out
-    assert f"recorded  {point} (" in out
+    assert f"recorded  diverged: {point} (" in out
     assert "the same code objects (" in out
     assert out.endswith("\nreproduces\n")
 
     assert _main("bisect", "--replay", path, "--device", "cpu", "--json", tmp_path / "r.json") == 0
     out = capsys.readouterr().out
-    assert f"recorded  {point} (" in out
+    assert f"recorded  diverged: {point} (" in out
     assert f"{point} is within today's limits" in out
     assert code in " ".join(out.split())
     assert out.endswith("\ndoes not reproduce here\n")
@@ -217,7 +217,7 @@ def test_a_stale_argmax_replays(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "in the batched prefill: device argmax: did not run for step" in " ".join(out.split())
     assert _main("bisect", "--replay", path, "--device", "cpu") == 0
     out = capsys.readouterr().out
-    assert "recorded  recorded tail: device argmax" in out
+    assert "recorded  diverged: recorded tail: device argmax" in out
     assert out.endswith("\ndoes not reproduce here\n")
 
 
