@@ -7,6 +7,7 @@ with 3, never with the code of a verdict.
 """
 
 import argparse
+import errno
 import importlib
 import importlib.metadata
 import io
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = build_parser().parse_args(argv)
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except AssayError as error:
         print(f"assay: {_text(error)}", file=sys.stderr)
         return error.exit_code
@@ -81,6 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has enough; what is still buffered must not raise again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EBADF, errno.EIO) or error.filename is not None:
+            traceback.print_exc()
+            return State.INVALID.exit_code
+        # What is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"assay: standard output can't be written ({error.strerror})", file=sys.stderr)
+        return 2
     except Exception:
         # A bug, or an operating system that failed us: no verdict, so not the code of one.
         traceback.print_exc()

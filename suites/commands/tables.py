@@ -21,7 +21,7 @@ NARROWEST = 40
 
 def width() -> int:
     """Columns to fill."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return PLAIN
     return max(NARROWEST, shutil.get_terminal_size((PLAIN, 24)).columns)
 

@@ -70,47 +70,52 @@ class _Run:
             if self.parted:
                 return
         self.engine.reset()
-        for sequence, expected in enumerate(alone):
-            yield from self._prefill(sequence, expected)
-        *steps, last = self.plan.orders
-        for order in steps:
+        # Not in their order, so that what one is fed can spoil those before and behind it.
+        for sequence in (*range(1, len(alone)), 0):
+            yield from self._prefill(sequence, alone[sequence])
+        for order in self.plan.orders:
             yield from self._step(order, alone)
-        yield from self._production_step(last, alone)
+        for order in self.plan.production:
+            yield from self._production_step(order, alone)
+        for sequence in (*range(1, len(alone)), 0) if self.plan.turn else ():
+            yield from self._turn(sequence, alone[sequence])
         yield from self._left_behind(alone)
 
     def _alone(self, sequence: int, alone: list[_Alone]) -> Iterator[Check]:
         """Feeds one sequence all its tokens and adds what it gives to `alone`."""
         what, prompt = f"tokens of sequence {sequence} alone", self._prompt(sequence)
         if self.plan.one_flow:
-            parts = self._feed(what, (*prompt, *self._behind(sequence)), into=0, logits="all")
+            tokens = (*prompt, *self._behind(sequence))
+            parts = self._feed(what, tokens, into=sequence, logits="all")
             self.parted = any(part.result.chunks > 1 for part in parts)
         else:
-            parts = self._feed(what, prompt, into=0)
-            parts += self._feed(what, self._behind(sequence), into=0, logits="all")
+            parts = self._feed(what, prompt, into=sequence)
+            parts += self._feed(what, self._behind(sequence), into=sequence, logits="all")
         for part in parts:
             yield self._says(part.broken is None, f"{NAME}: {what}: {part.broken}")
         wanted = 1 + len(self._behind(sequence))
         rows = np.concatenate([np.asarray(part.result.logits) for part in parts])
         logits = rows[-wanted:].copy()  # the rest is let go
         yield self._says(len(logits) == wanted, f"{NAME}: {what}: logits of {len(logits)} tokens")
-        alone.append(_Alone(logits, LeftBehind.of(self.engine, self.batch.model.spec)))
+        left = LeftBehind.of(self.engine, self.batch.model.spec, sequence)
+        alone.append(_Alone(logits, left))
 
     def _prompt(self, sequence: int) -> tuple[int, ...]:
         """Other tokens in each sequence and place, so that none can be taken for another."""
         batch = self.batch
-        length = min(self.plan.lengths[sequence], batch.room - self.plan.steps)
+        length = min(self.plan.lengths[sequence], batch.room - self.plan.behind)
         return made_of(batch.tokens, length, sequence, batch.model.spec.vocab_size)
 
     def _token(self, sequence: int, index: int) -> int:
-        """What step `index` of a sequence is fed: chosen here, so that it is always an id."""
+        """Token `index` behind a sequence's prompt: chosen here, so that it is always an id."""
         vocabulary = self.batch.model.spec.vocab_size
         count = len(self.plan.lengths)
         return (self.batch.tokens[-1] + 1 + sequence + count * index) % vocabulary
 
     def _behind(self, sequence: int) -> tuple[int, ...]:
-        """What a sequence is fed in all steps."""
-        steps = sum(sequence in order for order in self.plan.orders)
-        return tuple(self._token(sequence, index) for index in range(steps))
+        """What a sequence is fed in all steps and in its second turn."""
+        count = self.plan.steps_of(sequence) + self.plan.turn
+        return tuple(self._token(sequence, index) for index in range(count))
 
     def _feed(
         self, what: str, tokens: tuple[int, ...], *, into: int, logits: str = "last"
@@ -139,14 +144,18 @@ class _Run:
 
     def _step(self, order: tuple[int, ...], alone: list[_Alone]) -> Iterator[Check]:
         tokens = [self._token(sequence, self.fed[sequence]) for sequence in order]
-        results = self.engine.decode_batch(tokens, order)
+        if len(order) == 1:
+            results = [self.engine.decode(tokens[0], sequence=order[0])]
+        else:
+            results = list(self.engine.decode_batch(tokens, self._named(order)))
         yield self._says(
             len(results) == len(order), f"{NAME}: {len(results)} results of {len(order)} rows"
         )
         self.generations.add(f"{NAME}: step of {order}", results[0].tail)
         model, options = self.batch.model, self.batch.options
         types = (options.kv_type_k, options.kv_type_v)
-        rows = product_rows(model, options.path, "decode batch", types, sequences=len(order))
+        mode = "decode batch" if len(order) > 1 else "per-token"
+        rows = product_rows(model, options.path, mode, types, sequences=len(order))
         yield replace(kernels_check(f"{NAME} of {order}", results[0], rows), name=NAME)
         for row, (sequence, token, got) in enumerate(zip(order, tokens, results, strict=True)):
             what = f"{NAME}, sequence {sequence} in row {row} of {len(order)}"
@@ -157,7 +166,10 @@ class _Run:
 
     def _production_step(self, order: tuple[int, ...], alone: list[_Alone]) -> Iterator[Check]:
         tokens = [self._token(sequence, self.fed[sequence]) for sequence in order]
-        emitted = self.engine.step_batch(tokens, order)
+        if len(order) == 1:
+            emitted = [self.engine.step(tokens[0], sequence=order[0])]
+        else:
+            emitted = list(self.engine.step_batch(tokens, self._named(order)))
         want = [argmax(self._want(sequence, alone)) for sequence in order]
         yield self._says(
             list(emitted) == want, f"{NAME}: step_batch emits {list(emitted)}, expected {want}"
@@ -166,6 +178,21 @@ class _Run:
             yield self._advanced(
                 f"{NAME}, sequence {sequence}", sequence, self.engine.positions[sequence]
             )
+
+    def _named(self, order: tuple[int, ...]) -> tuple[int, ...] | None:
+        """None, which means all, where these are all sequences of the engine in their order."""
+        return None if order == tuple(range(len(self.engine.positions))) else order
+
+    def _turn(self, sequence: int, alone: _Alone) -> Iterator[Check]:
+        """A second turn behind the steps."""
+        what = f"{NAME}: second turn of sequence {sequence}"
+        start = self.fed[sequence]
+        tokens = tuple(self._token(sequence, start + index) for index in range(self.plan.turn))
+        got = self._feed(what, tokens, into=sequence)[-1].result
+        yield self._bits(what, np.asarray(got.logits)[-1], alone.logits[-1])
+        self.fed[sequence] += self.plan.turn
+        held = len(self._prompt(sequence)) + self.fed[sequence]
+        yield self._says(got.position == held, f"{what}: position is {got.position}, not {held}")
 
     def _want(self, sequence: int, alone: list[_Alone]) -> Array:
         """Logits (V,) of the token that is fed next."""
@@ -250,8 +277,8 @@ def _why_not(engine: JudgedEngine, batch: Asked, narrow: Plan) -> str:
     # Products on the matrix unit give a column the same bits beside any others of its tile.
     if not is_exact(path) and (path, mode) != ("matrix", "batched"):
         return f"path {path} does not promise that they give the bits of each alone"
-    if batch.room <= narrow.steps:
-        return f"{narrow.steps} steps and a prompt need more than a context of {batch.room}"
+    if batch.room <= narrow.behind:
+        return f"{narrow.behind} tokens and a prompt need more than a context of {batch.room}"
     return ""
 
 

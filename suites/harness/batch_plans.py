@@ -22,6 +22,8 @@ them where their caches and states take at most MANY_NBYTES."""
 MANY_NBYTES = 2**30
 LONGEST = 2 * SPLIT_KEYS + 1
 """Tokens of the longest prompt: three splits of keys, beside prompts of one."""
+TURN = 2
+"""Tokens of the second turn."""
 _STRIDE = 11  # between lengths of prompts, and without a factor in common with their range
 
 
@@ -29,13 +31,16 @@ _STRIDE = 11  # between lengths of prompts, and without a factor in common with 
 class Plan:
     """Prompts and steps. `lengths` are of the prompts, by sequence: other positions for every row.
 
-    `orders` has the sequences of each step by row. Of the last step, which is production's, only
-    the next tokens are read back. `flow` bounds the tokens that are fed at once; with `one_flow` a
-    sequence alone is fed prompt and steps at once.
+    `orders` has the sequences of each step by row, `production` those of steps of which only the
+    next tokens are read back. Behind them each sequence is fed `turn` tokens as a prompt. `flow`
+    bounds the tokens that are fed at once; with `one_flow` a sequence alone is fed prompt and steps
+    at once.
     """
 
     lengths: tuple[int, ...]
     orders: tuple[tuple[int, ...], ...]
+    production: tuple[tuple[int, ...], ...]
+    turn: int = 0
     flow: int | None = None
     one_flow: bool = False
 
@@ -46,16 +51,24 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        return len(self.orders)
+        return len(self.orders) + len(self.production)
+
+    @property
+    def behind(self) -> int:
+        """Tokens that a sequence is fed behind its prompt at most."""
+        return self.steps + self.turn
 
     @property
     def longest(self) -> int:
         """Positions that a sequence takes at most."""
-        return max(self.lengths) + self.steps
+        return max(self.lengths) + self.behind
+
+    def steps_of(self, sequence: int) -> int:
+        return sum(sequence in order for order in (*self.orders, *self.production))
 
     def described(self, room: int) -> str:
         """What it covers, where a sequence has `room` positions."""
-        sequences, steps = counted(self.rows, "sequence"), counted(self.steps, "common step")
+        sequences, steps = counted(self.rows, "sequence"), counted(self.steps, "step")
         return f"{sequences}, {steps}, up to {min(self.longest, room)} positions"
 
 
@@ -75,31 +88,35 @@ def plans_of(path: str, held: int, prompt_tokens: int) -> list[Plan]:
 def few(prompt_tokens: int, path: str) -> Plan:
     """Three sequences, one of the judged prompt's length up to LONGEST, and behind the first tile.
 
-    No sequence stands in the row of its number in the first step; the others are of parts.
+    No sequence stands in the row of its number in the first step, each in the second. Steps of two
+    come without the longest and with it: in two buckets of splits where it has more than one. One
+    alone runs the kernels of kparallel, which exact paths promise the same bits of.
     """
     lengths = (7, 2, min(max(PACKED_TILE + 5, prompt_tokens), LONGEST))
-    flow = None if is_exact(path) else PACKED_TILE
-    return Plan(lengths, ((2, 0, 1), (0, 2), (2, 1)), flow)
+    together = ((2, 0, 1), (0, 1, 2), (1, 0), (0, 2))
+    if is_exact(path):
+        return Plan(lengths, (*together, (1,)), ((2, 1), (1,)), TURN)
+    return Plan(lengths, together, ((2, 1),), TURN, PACKED_TILE)
 
 
 def many(rows: int, path: str) -> Plan:
-    """Steps of so many rows, and on exact paths of fewer, for which there are other kernels."""
+    """Steps of so many rows, and on exact paths of as many as other kernels take, and one less."""
 
     def turned(by: int, width: int = rows) -> tuple[int, ...]:
         return tuple((row + by) % rows for row in range(width))
 
     first, last = turned(1), turned(rows - 2)
     if is_exact(path):
-        widths = [width for width in FEW_COLUMNS if width < rows]
-        orders = (first, *(turned(2 + width, width) for width in widths), last)
+        widths = {width - less for width in FEW_COLUMNS for less in (0, 1)}
+        parts = (turned(2 + width, width) for width in sorted(widths) if width < rows)
         lengths = tuple(1 + _STRIDE * sequence % (PACKED_TILE - 2) for sequence in range(rows))
-        return Plan(lengths, orders)
+        return Plan(lengths, (first, *parts), (last,))
     tiles = (1, *MATRIX_TILES)  # one token is a product of its own
     most = next(tile for tile in tiles if tile >= rows)
     shortest = 1 + max(tile for tile in tiles if tile < most)
     room = most - 1 - shortest  # for other lengths, with two steps behind each
     lengths = tuple(shortest + _STRIDE * sequence % room for sequence in range(rows))
-    return Plan(lengths, (first, last), one_flow=True)
+    return Plan(lengths, (first,), (last,), one_flow=True)
 
 
 def sequences_of(path: str, nbytes: int) -> int:

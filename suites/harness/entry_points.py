@@ -153,6 +153,12 @@ class _Entries:
         last, whole = np.asarray(got.logits)[-1:], np.asarray(want.logits)[-1:]
         if is_exact(judged.path):
             yield bits_check(NAME, last, whole, link, self._broken_since)
+        elif not judged.mixed and mode == "batched":
+            # Half as many columns run other kernels, whose rounding can send a token elsewhere.
+            self.notes.append(
+                f"{entry}: logits were not compared, because at near-ties path {judged.path} "
+                "routes half a prompt otherwise than all of it"
+            )
         else:
             limit = pair_limit(judged.path, judged.end_to_end)
             yield check_of(NAME, compare(last, whole, limit), link=link)

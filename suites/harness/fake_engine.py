@@ -254,13 +254,13 @@ class FakeEngine:
         self._last_prefill[mode] = result
         return result
 
-    def decode(self, token: int) -> FakeStep:
+    def decode(self, token: int, *, sequence: int = 0) -> FakeStep:
         self._mode = "decode"
-        with self._numerics("decode", False):
+        with self._at(sequence), self._numerics("decode", False):
             row = self._reference.decode(token)
         row = self._fault.logits(row.copy(), "decode")
-        tail = self._tail(row, "decode")
-        step = FakeStep(tail.staged_token, tail, token, self.position, self._routes("per-token", 1))
+        tail, position = self._tail(row, "decode"), self.positions[sequence]
+        step = FakeStep(tail.staged_token, tail, token, position, self._routes("per-token", 1))
         step = self._fault.stepped(step, self._last_step)
         self._last_step = step
         return step
@@ -289,10 +289,10 @@ class FakeEngine:
     ) -> list[int]:
         return [step.token for step in self.decode_batch(tokens, sequences)]
 
-    def step(self, token: int) -> int:
+    def step(self, token: int, *, sequence: int = 0) -> int:
         """The token that staging holds; DeviceError where it is none of this very step."""
         self._mode = "decode"
-        with self._numerics("decode", False):
+        with self._at(sequence), self._numerics("decode", False):
             row = self._reference.decode(token)
         tail = self._tail(self._fault.logits(row.copy(), "decode"), "decode")
         if tail.staged_stamp != tail.expected_stamp or tail.staged_token < 0:

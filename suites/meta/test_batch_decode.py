@@ -141,7 +141,7 @@ def _check(verdict: Verdict) -> Check:
         (_OneResult, "1 results of 3 rows"),
         (_OldStamps, "sequence 0 in row 1 of 3: generation stamp"),
         (_WritesIntoTheFirst, "sequence 1: "),
-        (_PrefillsTheFirst, "prompt of sequence 1: "),
+        (_PrefillsTheFirst, "tokens of sequence 1 alone: "),
     ],
 )
 def test_only_this_check_sees_it(engine: type[FakeEngine], words: str) -> None:
@@ -164,7 +164,7 @@ def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
     assert verdict.summary() == "ok"
     check = _check(verdict)
     assert check.elements > 2 * SEQUENCES * tiny_model(LLAMA).spec.vocab_size
-    assert check.detail == "3 sequences, 3 common steps, up to 24 positions"
+    assert check.detail == "3 sequences, 7 steps, up to 30 positions"
 
 
 @pytest.mark.parametrize("length", [PACKED_TILE, PACKED_MOST + 1])
@@ -188,9 +188,7 @@ def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
     assert judged(_FourRows).summary() == "ok"
     verdict = judged(FakeEngine, MANY, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith(
-        ", then 17 sequences, 2 common steps, up to 32 positions"
-    )
+    assert _check(verdict).detail.endswith(", then 17 sequences, 2 steps, up to 32 positions")
     verdict = judged(_FourRows, MANY, path="matrix")
     assert "in row 4 of 17: logits differ" in verdict.summary()
 
@@ -198,9 +196,7 @@ def test_a_second_tile_of_rows_is_judged_on_path_matrix() -> None:
 def test_rows_that_are_not_judged_are_said() -> None:
     verdict = judged(FakeEngine, MANY - 1, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith(
-        ", then 16 sequences, 2 common steps, up to 16 positions"
-    )
+    assert _check(verdict).detail.endswith(", then 16 sequences, 2 steps, up to 16 positions")
     (note,) = [note for note in verdict.notes if "second tile" in note]
     assert note.endswith("the engine holds 16 sequences (--sequences 17)")
 
@@ -225,7 +221,7 @@ class _SmallChunks(FakeEngine):
 def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
     verdict = judged(_SmallChunks, MANY, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail == "3 sequences, 3 common steps, up to 24 positions"
+    assert _check(verdict).detail == "3 sequences, 5 steps, up to 28 positions"
     (note,) = [note for note in verdict.notes if "17 rows were not judged" in note]
     assert "in one flow" in note
 
@@ -233,14 +229,14 @@ def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
 def test_wider_steps_of_an_exact_path_are_judged_where_the_engine_has_them() -> None:
     verdict = judged(FakeEngine, 9)
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith(", then 9 sequences, 4 common steps, up to 18 positions")
+    assert _check(verdict).detail.endswith(", then 9 sequences, 6 steps, up to 20 positions")
     assert "in row 4 of 9: logits differ" in judged(_FourRows, 9).summary()
 
 
 def test_the_longest_sequence_is_as_long_as_the_prompt() -> None:
     verdict = judged(FakeEngine, length=30)
-    assert _check(verdict).detail == "3 sequences, 3 common steps, up to 33 positions"
-    assert few(LONGEST + 1, "kparallel").longest == LONGEST + 3
+    assert _check(verdict).detail == "3 sequences, 7 steps, up to 39 positions"
+    assert few(LONGEST + 1, "kparallel").longest == LONGEST + 9
 
 
 @pytest.mark.parametrize(
@@ -259,7 +255,7 @@ def test_what_is_not_run_is_said(sequences: int, build: dict[str, Any], why: str
 
 def test_no_room_for_the_steps_is_said() -> None:
     model = tiny_model(LLAMA)
-    steps = few(1, "kparallel").steps
+    steps = few(1, "kparallel").behind
     verdict = validate(
         model,
         lambda: FakeEngine(model, sequences=SEQUENCES),
@@ -268,7 +264,7 @@ def test_no_room_for_the_steps_is_said() -> None:
         context_length=steps,
     )
     assert verdict.summary() == "ok"
-    assert [note for note in verdict.notes if "steps and a prompt need more" in note]
+    assert [note for note in verdict.notes if "tokens and a prompt need more" in note]
 
 
 @pytest.mark.parametrize(
@@ -284,12 +280,12 @@ def test_each_sequence_stands_in_a_row_of_another_number(plan: Plan) -> None:
     sequences = range(len(plan.lengths))
     assert sorted(plan.orders[0]) == list(sequences)
     assert all(row != sequence for row, sequence in enumerate(plan.orders[0]))
-    steps = [sum(sequence in order for order in plan.orders) for sequence in sequences]
+    steps = [plan.steps_of(sequence) + plan.turn for sequence in sequences]
     ends = [length + fed for length, fed in zip(plan.lengths, steps, strict=True)]
     assert max(ends) <= plan.longest
     assert len(set(plan.lengths)) >= min(plan.rows, 12)
     # Path matrix runs another kernel for each number of tiles, and for one column.
     if plan.one_flow:
-        counts = {*plan.lengths, *ends, *map(len, plan.orders)}
+        counts = {*plan.lengths, *ends, *map(len, (*plan.orders, *plan.production))}
         assert len({sum(count > tile for tile in (1, *MATRIX_TILES)) for count in counts}) == 1
     assert plan.flow is None or plan.flow == PACKED_TILE

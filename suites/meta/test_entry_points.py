@@ -47,15 +47,15 @@ class _OldResult(FakeEngine):
 
 
 class _ReturnsTheFedToken(FakeEngine):
-    def step(self, token: int) -> int:
-        super().step(token)
+    def step(self, token: int, *, sequence: int = 0) -> int:
+        super().step(token, sequence=sequence)
         return token
 
 
 class _StepsTwice(FakeEngine):
-    def step(self, token: int) -> int:
-        staged = super().step(token)
-        super().step(token)
+    def step(self, token: int, *, sequence: int = 0) -> int:
+        staged = super().step(token, sequence=sequence)
+        super().step(token, sequence=sequence)
         return staged
 
 

@@ -64,8 +64,9 @@ class _OldLogits(FakeEngine):
 class _DecodeIsPrefill(FakeEngine):
     """A decode step runs the kernels of a batched prefill."""
 
-    def decode(self, token: int) -> FakeStep:
-        return replace(super().decode(token), routes=self._routes("batched", 1))
+    def decode(self, token: int, *, sequence: int = 0) -> FakeStep:
+        step = super().decode(token, sequence=sequence)
+        return replace(step, routes=self._routes("batched", 1))
 
 
 class _ReplayIsPerToken(FakeEngine):
