@@ -26,7 +26,7 @@ FAULTY = 20
 MODEL = "tiny-qwen3-q6_k"
 KERNEL = "backend_hip/kernels/formats.h"
 CASE = {"model": MODEL, "tokens": [1, 2, 3], "steps": 1, "device": "cpu"}
-FAULT = ("block.scales[k / 16]", "block.scales[k / 32]")
+FAULT = ("block.scales[sixteenth]", "block.scales[sixteenth / 2]")
 BUILD = ("namespace formats {\n", "namespace formats {\n#error this commit does not compile\n")
 
 

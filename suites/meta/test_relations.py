@@ -242,8 +242,8 @@ def _replayed(case: Relation) -> Any:
 
 NAN_LEAKS = kernel(
     "matvec_batched.hip",
-    ("x.template read<F>(c, place, at, i, values);",
-     "x.template read<F>(c, place, at, i, values);"
+    ("here.template read<F>(c, place, at, i, values);",
+     "here.template read<F>(c, place, at, i, values);"
      "float leak[4]; x.template read<F>(0, place, at, i, leak);"
      "for (int j = 0; j < 4; ++j) values[j] += 0.0f * leak[j];"),
 )  # fmt: skip
