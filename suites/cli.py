@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import NoReturn, TypeGuard
 
 from reference.model.errors import AssayError, DeviceError
 from suites.__main__ import interrupted
@@ -79,23 +79,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return interrupted()
-    except BrokenPipeError:
-        # Whoever read our output has enough; what is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has enough
+        _drop_output()
         return CLOSED_PIPE
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EBADF, errno.EIO) or error.filename is not None:
-            traceback.print_exc()
-            return State.INVALID.exit_code
-        # What is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print(f"assay: standard output can't be written ({error.strerror})", file=sys.stderr)
-        return 2
-    except Exception:
+    except Exception as error:
+        if _is_of_output(error):
+            _drop_output()
+            print(f"assay: standard output can't be written ({error.strerror})", file=sys.stderr)
+            return 2
         # A bug, or an operating system that failed us: no verdict, so not the code of one.
         traceback.print_exc()
         return State.INVALID.exit_code
     return code
+
+
+def _is_of_output(error: Exception) -> TypeGuard[OSError]:
+    """True for a standard output that can't take more; errors of files name the file."""
+    full = (errno.ENOSPC, errno.EBADF, errno.EIO)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
+
+
+def _drop_output() -> None:
+    """What is still buffered must not raise again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _text(error: AssayError) -> str:

@@ -25,8 +25,7 @@ SIMT_DEVICE void four(const float* x, int k, int columns, float (&part)[4]) {
 // What reads activations for units has
 //   at<F>(part, r)                    where run r of part `part` of a group lies, once for all groups
 //   read<F>(c, group, at, i, values)  four elements of column c, from element i of that run on
-
-//   again()                       itself, of which nothing is kept in registers (simt::again)
+//   again()                           itself, of which nothing is kept in registers (simt::again)
 
 // Columns that lie one after another in device memory.
 struct Consecutive {

@@ -37,7 +37,6 @@ pytestmark = [
 ]
 
 WARMUP_ROUNDS = 1
-UNTIMED_TOKENS = 105  # prompts up to which both sides are compared where nothing is timed
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,6 @@ def test_reference_speed(
     threads: Any,
     request: pytest.FixtureRequest,
 ) -> None:
-    if not benchmark.enabled and max(case.tokens, case.after) > UNTIMED_TOKENS:
-        pytest.skip(f"more than {UNTIMED_TOKENS} tokens: only with --benchmark")
     model = load(case.model)
     sides: tuple[Ours, Peer] = Ours(model, dense_of(case.model)), peer_of(case.model)
     ours, peer = sides

@@ -25,8 +25,8 @@ def add(subparsers: Any) -> None:
         help="does the judge see every known bug: plants each in a copy of the engine",
         description="Plants each fault of the catalogue in a copy of the engine, runs the judge "
         "on the CPU runtime, and prints what was caught and where it was found. Exit 0 when every "
-        "fault of the tier was caught and named at its place (95 % of the whole catalogue at its "
-        "place), 1 when not, 3 when a fault is dead (can't be planted). A look is one engine "
+        "fault of the tier was caught and named at its place (of the whole catalogue, 95 % named "
+        "there), 1 when not, 3 when a fault is dead (can't be planted). A look is one engine "
         "configuration, prompt and schedule.",
     )
     parser.add_argument(

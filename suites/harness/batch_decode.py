@@ -50,8 +50,8 @@ class _Alone:
 
 @dataclass
 class _Run:
-    """`fed` counts the steps of each sequence so far; `parted`: the engine feeds in more flows than
-    the plan allows, and nothing was compared."""
+    """`fed` counts the tokens of each sequence behind its prompt so far; `parted`: the engine feeds
+    in more flows than the plan allows, and nothing was compared."""
 
     engine: JudgedEngine
     batch: Asked
@@ -71,32 +71,35 @@ class _Run:
                 return
         self.engine.reset()
         # Not in their order, so that what one is fed can spoil those before and behind it.
-        for sequence in (*range(1, len(alone)), 0):
+        turned = (*range(1, len(alone)), 0)
+        for sequence in turned:
             yield from self._prefill(sequence, alone[sequence])
         for order in self.plan.orders:
             yield from self._step(order, alone)
         for order in self.plan.production:
             yield from self._production_step(order, alone)
-        for sequence in (*range(1, len(alone)), 0) if self.plan.turn else ():
+        for sequence in turned if self.plan.turn else ():
             yield from self._turn(sequence, alone[sequence])
         yield from self._left_behind(alone)
 
     def _alone(self, sequence: int, alone: list[_Alone]) -> Iterator[Check]:
         """Feeds one sequence all its tokens and adds what it gives to `alone`."""
         what, prompt = f"tokens of sequence {sequence} alone", self._prompt(sequence)
+        before, tokens = list[_Fed](), self._behind(sequence)
+        wanted = 1 + len(tokens)
         if self.plan.one_flow:
-            tokens = (*prompt, *self._behind(sequence))
-            parts = self._feed(what, tokens, into=sequence, logits="all")
-            self.parted = any(part.result.chunks > 1 for part in parts)
+            tokens = (*prompt, *tokens)
         else:
-            parts = self._feed(what, prompt, into=sequence)
-            parts += self._feed(what, self._behind(sequence), into=sequence, logits="all")
-        for part in parts:
+            before = self._feed(what, prompt, into=sequence)
+        parts = self._feed(what, tokens, into=sequence, logits="all")
+        if self.plan.one_flow:
+            self.parted = any(part.result.chunks > 1 for part in parts)
+        for part in (*before, *parts):
             yield self._says(part.broken is None, f"{NAME}: {what}: {part.broken}")
-        wanted = 1 + len(self._behind(sequence))
-        rows = np.concatenate([np.asarray(part.result.logits) for part in parts])
-        logits = rows[-wanted:].copy()  # the rest is let go
-        yield self._says(len(logits) == wanted, f"{NAME}: {what}: logits of {len(logits)} tokens")
+        count = sum(len(part.result.logits) for part in parts)
+        yield self._says(count == len(tokens), f"{NAME}: {what}: logits of {count} positions")
+        rows = [np.asarray(part.result.logits) for part in (*before[-1:], *parts)]
+        logits = np.concatenate(rows)[-wanted:].copy()  # the rest is let go
         left = LeftBehind.of(self.engine, self.batch.model.spec, sequence)
         alone.append(_Alone(logits, left))
 
@@ -171,9 +174,8 @@ class _Run:
         else:
             emitted = list(self.engine.step_batch(tokens, self._named(order)))
         want = [argmax(self._want(sequence, alone)) for sequence in order]
-        yield self._says(
-            list(emitted) == want, f"{NAME}: step_batch emits {list(emitted)}, expected {want}"
-        )
+        entry = "step" if len(order) == 1 else "step_batch"
+        yield self._says(emitted == want, f"{NAME}: {entry} emits {emitted}, expected {want}")
         for sequence in order:
             yield self._advanced(
                 f"{NAME}, sequence {sequence}", sequence, self.engine.positions[sequence]

@@ -53,9 +53,9 @@ def narrow_flow(
     what, prompt = f"prefill of {TOKENS} tokens", prompt_of(asked)
     say(f"engine batched {what} with every trace point")
     trace, results = Trace(meta={"mode": "batched"}), []
-    for recorded in (None, trace):
+    for kept in (None, trace):
         engine.reset()
-        result = engine.prefill_batched(prompt, trace=recorded)
+        result = engine.prefill_batched(prompt, trace=kept)
         if result.chunks != 1:
             why = f"{TOKENS} tokens go in {result.chunks} flows, which a larger --chunk makes one"
             return [], _unjudged(why)

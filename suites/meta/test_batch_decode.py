@@ -14,6 +14,7 @@ from suites.harness.batch_decode import NAME
 from suites.harness.batch_plans import LONGEST, MANY, SEQUENCES, Plan, few, many, plans_of
 from suites.harness.fake_engine import FakeEngine, FakeStep
 from suites.harness.fault_models import seeded_prompt
+from suites.harness.kernels import family
 from suites.harness.narrow_flow import TOKENS
 from suites.harness.validate import Options, validate
 from suites.harness.verdict import Check, State, Verdict
@@ -103,6 +104,22 @@ class _WrongNarrowFlow(FakeEngine):
             return super().prefill_batched(tokens, **rest)
 
 
+class _NotPacked(FakeEngine):
+    """Few columns run the batched kernels that packed ones stand for."""
+
+    def _routes(self, mode: str, launches: int, sequences: int = 1) -> dict[str, int]:
+        routes = super()._routes(mode, launches, sequences)
+        return {family(route): count for route, count in routes.items()}
+
+
+class _OneRowOfMany(FakeEngine):
+    """Only the last row where the logits of all tokens were asked for."""
+
+    def prefill_batched(self, tokens: Sequence[int], **rest: Any) -> Any:
+        result = super().prefill_batched(tokens, **rest)
+        return replace(result, logits=result.logits[-1:])
+
+
 def judged(
     engine: type[FakeEngine], sequences: int = SEQUENCES, length: int | None = None, **build: Any
 ) -> Verdict:
@@ -174,6 +191,22 @@ def test_few_columns_of_path_matrix_are_judged_op_by_op(length: int) -> None:
     assert [check for check in verdict.checks if check.name.startswith("local, narrow flow: ")]
     verdict = judged(_WrongNarrowFlow, 1, length, path="matrix")
     assert verdict.summary() == f"diverged: Qcur_pos-0 (rope), prefill of {TOKENS} tokens"
+
+
+@pytest.mark.parametrize("length", [PACKED_TILE, PACKED_TILE + 1])
+def test_few_columns_by_other_kernels_prove_nothing(length: int) -> None:
+    """Whether the prompt itself has so few tokens or a flow of its own is fed."""
+    verdict = judged(_NotPacked, 1, length, path="matrix")
+    assert verdict.state is State.INVALID
+    assert "kernels: batched prefill, narrow flow: never ran matvec_batched_packed" in (
+        verdict.summary()
+    )
+
+
+@pytest.mark.parametrize("path", ["kparallel", "matrix"])
+def test_logits_of_fewer_positions_than_were_fed_are_refused(path: str) -> None:
+    verdict = judged(_OneRowOfMany, path=path)
+    assert verdict.summary().endswith("tokens of sequence 0 alone: logits of 1 positions")
 
 
 @pytest.mark.parametrize("length", [PACKED_TILE + 1, PACKED_MOST])

@@ -54,3 +54,20 @@ def test_an_interrupt_while_modules_are_imported_is_one_line() -> None:
     )
     assert process.stderr == "assay: interrupted\n"
     assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "says"),
+    [
+        (">/dev/full", 2, "assay: standard output can't be written (No space left on device)\n"),
+        (">&-", 0, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_is_one_line_at_most(
+    redirection: str, code: int, says: str
+) -> None:
+    command = f'"{sys.executable}" -m suites faults --list {redirection}'
+    process = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=60
+    )
+    assert (process.returncode, process.stderr) == (code, says)
