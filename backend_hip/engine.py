@@ -19,7 +19,7 @@ from backend_hip.attention_shape import split_bucket
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device, Progress
 from backend_hip.dispatch import Kernels
-from backend_hip.engine_options import DEFAULT_CONTEXT, check_options
+from backend_hip.engine_options import DEFAULT_CONTEXT, check_logits, check_options
 from backend_hip.forward import Forward
 from backend_hip.fused import FusedForward
 from backend_hip.fused_batch import FusedBatch
@@ -213,13 +213,10 @@ class Engine:
         `routes` of each result are those of the whole step.
         """
         before = dict(self.kernels.routes)
-        chosen, logits = self._advance(tokens, sequences), self._scratch.logits
+        chosen = self._advance(tokens, sequences)
         launched = self.kernels.launches_since(before)
-        vocabulary = self.model.spec.vocab_size
         results = []
-        for row, sequence in enumerate(chosen):
-            offset = row * vocabulary * 4
-            tail = self._tail.record(logits.buffer, offset, vocabulary, self._stamp, row)
+        for row, (sequence, tail) in enumerate(zip(chosen, self._tails(len(chosen)), strict=True)):
             position, fed = self.positions[sequence], self._step.fed_token(row)
             results.append(StepResult(tail.staged_token, tail, fed, position, launched))
         return results
@@ -247,24 +244,19 @@ class Engine:
             emitted.append(staged)
         return emitted
 
-    def run_tail(self, logits: NDArray[np.float32]) -> TailRecord:
-        """The sampler tail alone, on logits (V,) of the caller's: nothing else is touched.
+    def run_tail(self, logits: NDArray[np.float32]) -> list[TailRecord]:
+        """The sampler tail alone, on logits (rows, V) of the caller's: nothing else is touched.
 
         What argmax does with ties, NaN and last elements can be shown only with chosen logits.
         """
-        vocabulary = self.model.spec.vocab_size
-        if logits.shape != (vocabulary,) or logits.dtype != np.float32:
-            raise InputError(
-                f"engine: logits are {logits.dtype} {logits.shape}, expected float32 "
-                f"({vocabulary},)"
-            )
-        held = self._scratch.logits
-        seen = self._write_step([FlowRow(0, 0)])
-        self._step.queue_copy(1)
+        held, rows = self._scratch.logits, len(logits)
+        check_logits(logits, held.width, len(self._sequences))
+        seen = self._write_step([FlowRow(0, 0, sequence=row) for row in range(rows)])
+        self._step.queue_copy(rows)
         held.buffer.upload(np.ascontiguousarray(logits))
-        self._tail.queue(self._decode_flow(1, seen), held.row(0), vocabulary)
+        self._tail.queue(self._decode_flow(rows, seen), held.row(0), held.width)
         self.device.stream.synchronise()
-        return self._tail.record(held.buffer, 0, vocabulary, self._stamp)
+        return self._tails(rows)
 
     def kv_contents(self, layer: int, sequence: int = 0) -> tuple[NDArray[Any], NDArray[Any]]:
         """Keys and values held for one layer, each (position, KVH, D) in storage type."""
@@ -364,6 +356,14 @@ class Engine:
                 self._pass.run(flow, rows if with_tail else 0, None)
 
         self._graphs.replay(self.kernels, GraphKey(rows, with_tail, flow.splits.count), queue)
+
+    def _tails(self, rows: int) -> list[TailRecord]:
+        """Every link of the tail of a decode flow, by row."""
+        held, stamp = self._scratch.logits, self._stamp
+        places = [
+            (held.buffer, row * held.width * 4, held.width, stamp, row) for row in range(rows)
+        ]
+        return [self._tail.record(*place) for place in places]
 
     @property
     def graph_use(self) -> GraphUse:

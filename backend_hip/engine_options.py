@@ -1,5 +1,10 @@
 """What an engine accepts: checked before anything is compiled or allocated."""
 
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
 from backend_hip.kv_types import KV_TYPES
 from backend_hip.registry import MAX_COLS_LIMIT
 from reference.model.errors import InputError, Unsupported
@@ -35,3 +40,13 @@ def check_options(
     for name, kind in zip(("kv-type-k", "kv-type-v"), kv_types, strict=True):
         if kind not in KV_TYPES:
             raise Unsupported(f"engine: {name} is {kind}; supported: {', '.join(KV_TYPES)}")
+
+
+def check_logits(logits: NDArray[Any], vocabulary: int, sequences: int) -> None:
+    """Raises InputError for what is not float32 (rows, V) of at most so many sequences."""
+    fits = logits.ndim == 2 and logits.shape[1] == vocabulary and 1 <= len(logits) <= sequences
+    if not fits or logits.dtype != np.float32:
+        raise InputError(
+            f"engine: logits are {logits.dtype} {logits.shape}, expected float32 (rows, "
+            f"{vocabulary}) of 1 to {sequences} rows because the engine holds as many sequences"
+        )

@@ -9,11 +9,13 @@ to the reference, and decoding alone to a prefill.
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from backend_hip.registry import PACKED_TILE
+from reference.model.errors import InputError
 from reference.model.sampling import argmax
 from suites.harness.batch_plans import MANY, SEQUENCES, Plan, made_of, plans_of
 from suites.harness.compare import Array
@@ -80,6 +82,7 @@ class _Run:
             yield from self._production_step(order, alone)
         for sequence in turned if self.plan.turn else ():
             yield from self._turn(sequence, alone[sequence])
+        yield from self._full()
         yield from self._left_behind(alone)
 
     def _alone(self, sequence: int, alone: list[_Alone]) -> Iterator[Check]:
@@ -106,7 +109,7 @@ class _Run:
     def _prompt(self, sequence: int) -> tuple[int, ...]:
         """Other tokens in each sequence and place, so that none can be taken for another."""
         batch = self.batch
-        length = min(self.plan.lengths[sequence], batch.room - self.plan.behind)
+        length = min(self.plan.lengths[sequence], batch.room - self.plan.behind(sequence))
         return made_of(batch.tokens, length, sequence, batch.model.spec.vocab_size)
 
     def _token(self, sequence: int, index: int) -> int:
@@ -117,8 +120,7 @@ class _Run:
 
     def _behind(self, sequence: int) -> tuple[int, ...]:
         """What a sequence is fed in all steps and in its second turn."""
-        count = self.plan.steps_of(sequence) + self.plan.turn
-        return tuple(self._token(sequence, index) for index in range(count))
+        return tuple(self._token(sequence, i) for i in range(self.plan.behind(sequence)))
 
     def _feed(
         self, what: str, tokens: tuple[int, ...], *, into: int, logits: str = "last"
@@ -209,6 +211,18 @@ class _Run:
             position == held == expected, f"{what}: position is {held}, expected {expected}"
         )
 
+    def _full(self) -> Iterator[Check]:
+        """A sequence that fills its context takes no more, whatever room the others have."""
+        room = self.batch.room
+        for sequence in [i for i, held in enumerate(self.engine.positions) if held == room]:
+            what = f"{NAME}: sequence {sequence} takes token {room + 1} of {room}"
+            with suppress(InputError):
+                self.engine.step(0, sequence=sequence)
+                yield self._says(False, f"{what} as a step")
+            with suppress(InputError):
+                prefill_of(self.engine, self.batch.options.modes[-1])((0,), sequence=sequence)
+                yield self._says(False, f"{what} as a prompt")
+
     def _left_behind(self, alone: list[_Alone]) -> Iterator[Check]:
         for sequence, expected in enumerate(alone):
             left = LeftBehind.of(self.engine, self.batch.model.spec, sequence)
@@ -279,8 +293,9 @@ def _why_not(engine: JudgedEngine, batch: Asked, narrow: Plan) -> str:
     # Products on the matrix unit give a column the same bits beside any others of its tile.
     if not is_exact(path) and (path, mode) != ("matrix", "batched"):
         return f"path {path} does not promise that they give the bits of each alone"
-    if batch.room <= narrow.behind:
-        return f"{narrow.behind} tokens and a prompt need more than a context of {batch.room}"
+    behind = max(narrow.behind(sequence) for sequence in range(narrow.rows))
+    if batch.room <= behind:
+        return f"{behind} tokens and a prompt need more than a context of {batch.room}"
     return ""
 
 

@@ -54,17 +54,14 @@ class Plan:
         return len(self.orders) + len(self.production)
 
     @property
-    def behind(self) -> int:
-        """Tokens that a sequence is fed behind its prompt at most."""
-        return self.steps + self.turn
-
-    @property
     def longest(self) -> int:
         """Positions that a sequence takes at most."""
-        return max(self.lengths) + self.behind
+        return max(length + self.behind(i) for i, length in enumerate(self.lengths))
 
-    def steps_of(self, sequence: int) -> int:
-        return sum(sequence in order for order in (*self.orders, *self.production))
+    def behind(self, sequence: int) -> int:
+        """Tokens that a sequence is fed behind its prompt, in steps and in a second turn."""
+        orders = (*self.orders, *self.production)
+        return sum(sequence in order for order in orders) + self.turn
 
     def described(self, room: int) -> str:
         """What it covers, where a sequence has `room` positions."""
@@ -88,15 +85,17 @@ def plans_of(path: str, held: int, prompt_tokens: int) -> list[Plan]:
 def few(prompt_tokens: int, path: str) -> Plan:
     """Three sequences, one of the judged prompt's length up to LONGEST, and behind the first tile.
 
-    No sequence stands in the row of its number in the first step, each in the second. Steps of two
-    come without the longest and with it: in two buckets of splits where it has more than one. One
-    alone runs the kernels of kparallel, which exact paths promise the same bits of.
+    The longest lies between the others: where it fills its context, its last position is beside
+    another's first. No sequence stands in the row of its number in the first step, each in the
+    second. Steps of two come without the longest and with it: in two buckets of splits where it has
+    more than one. One alone runs the kernels of kparallel, which exact paths promise the same bits
+    of.
     """
-    lengths = (7, 2, min(max(PACKED_TILE + 5, prompt_tokens), LONGEST))
-    together = ((2, 0, 1), (0, 1, 2), (1, 0), (0, 2))
+    lengths = (7, min(max(PACKED_TILE + 5, prompt_tokens), LONGEST), 2)
+    together = ((1, 2, 0), (0, 1, 2), (2, 0), (0, 1))
     if is_exact(path):
-        return Plan(lengths, (*together, (1,)), ((2, 1), (1,)), TURN)
-    return Plan(lengths, together, ((2, 1),), TURN, PACKED_TILE)
+        return Plan(lengths, (*together, (2,)), ((1, 2), (2,)), TURN)
+    return Plan(lengths, together, ((1, 2),), TURN, PACKED_TILE)
 
 
 def many(rows: int, path: str) -> Plan:

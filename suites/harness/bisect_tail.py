@@ -10,7 +10,7 @@ from suites.harness.compare import same_bits
 from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine, Prefilled, Progress, Tail
 from suites.harness.rerun import after_another_prompt
 from suites.harness.tail import BrokenLink, broken_prefill, broken_tail
-from suites.harness.tail_probe import probes, right
+from suites.harness.tail_probe import right, run_step, steps_of
 from suites.harness.verdict import counted
 
 
@@ -59,15 +59,15 @@ def rerun_tails(
 def rerun_probes(engine: JudgedEngine, vocabulary: int, say: Progress) -> TailFinding | None:
     """The first chosen row of logits that the tail gets wrong."""
     say("bisect: chosen logits through the sampler tail")
-    for probe in probes(vocabulary):
-        tail = engine.run_tail(probe.logits)
-        if not right(probe, tail):
-            detail = f"{probe.what}: token {tail.staged_token}, expected {probe.token}"
-            broken = broken_tail(tail)
-            if broken is None or broken.link == "logits":
-                broken = BrokenLink("device argmax", detail)
-            place = f"a row of chosen logits ({probe.what})"
-            return TailFinding(place, broken, tail, None, vocabulary)
+    for step in steps_of(vocabulary, len(engine.positions)):
+        for what, probe, tail in run_step(engine, step):
+            if not right(probe, tail):
+                detail = f"{what}: token {tail.staged_token}, expected {probe.token}"
+                broken = broken_tail(tail)
+                if broken is None or broken.link == "logits":
+                    broken = BrokenLink("device argmax", detail)
+                place = f"a row of chosen logits ({what})"
+                return TailFinding(place, broken, tail, None, vocabulary)
     return None
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from reference.delta_net import RecurrentState
 from reference.forward import DenseCache, Reference
-from reference.model import Model
+from reference.model import Model, check_tokens
 from reference.model.errors import DeviceError, InputError
 from reference.model.sampling import argmax
 from reference.model.trace import Trace
@@ -113,6 +113,7 @@ class FakeEngine:
         dense: DenseCache | None = None,
         batched_prefill: str = "on",
         sequences: int = 1,
+        context_length: int | None = None,
     ) -> None:
         self.batched_prefill = batched_prefill
         dense = {} if dense is None else dense
@@ -124,6 +125,7 @@ class FakeEngine:
         ]
         self._reference = self._sequences[0]
         self._model, self._kv_types = model, (kv_type_k, kv_type_v)
+        self._context = context_length or model.spec.context_length
         self._fault = fault
         self._path = path
         self._max_cols = max_cols
@@ -140,6 +142,10 @@ class FakeEngine:
     @property
     def positions(self) -> tuple[int, ...]:
         return tuple(reference.position for reference in self._sequences)
+
+    def _accept(self, tokens: Sequence[int], sequence: int) -> None:
+        """Raises InputError for tokens that no longer fit."""
+        check_tokens(list(tokens), self._model.spec, self._context - self.positions[sequence])
 
     @contextmanager
     def _at(self, sequence: int) -> Iterator[None]:
@@ -188,6 +194,7 @@ class FakeEngine:
         logits: Literal["last", "all"] = "last",
         sequence: int = 0,
     ) -> FakePrefill:
+        self._accept(tokens, sequence)
         routes = self._routes("per-token", len(tokens))
         with self._at(sequence):
             return self._prefill("per-token", tokens, trace, routes, len(tokens), logits)
@@ -200,6 +207,7 @@ class FakeEngine:
         logits: Literal["last", "all"] = "last",
         sequence: int = 0,
     ) -> FakePrefill:
+        self._accept(tokens, sequence)
         chunks = -(-len(tokens) // self._max_cols)
         routes = self._routes("batched", chunks)
         with self._at(sequence):
@@ -255,6 +263,7 @@ class FakeEngine:
         return result
 
     def decode(self, token: int, *, sequence: int = 0) -> FakeStep:
+        self._accept((token,), sequence)
         self._mode = "decode"
         with self._at(sequence), self._numerics("decode", False):
             row = self._reference.decode(token)
@@ -275,6 +284,7 @@ class FakeEngine:
         routes = self._routes("decode batch", 1, len(chosen))
         done = []
         for token, sequence in zip(tokens, chosen, strict=True):
+            self._accept((token,), sequence)
             with self._at(sequence), self._numerics("decode batch", False):
                 self._reference.half_products = self._path == "matrix"
                 row = self._reference.decode(token)
@@ -291,6 +301,7 @@ class FakeEngine:
 
     def step(self, token: int, *, sequence: int = 0) -> int:
         """The token that staging holds; DeviceError where it is none of this very step."""
+        self._accept((token,), sequence)
         self._mode = "decode"
         with self._at(sequence), self._numerics("decode", False):
             row = self._reference.decode(token)
@@ -302,8 +313,9 @@ class FakeEngine:
             )
         return tail.staged_token
 
-    def run_tail(self, logits: NDArray[np.float32]) -> FakeTail:
-        return self._tail(logits.copy(), "chosen")
+    def run_tail(self, logits: NDArray[np.float32]) -> list[FakeTail]:
+        self._stamp += 1
+        return [self._tail_of(row.copy(), "chosen") for row in logits]
 
     def _numerics(self, mode: str, traced: bool) -> AbstractContextManager[Any]:
         wrong_mode = self._fault.numerics_mode not in (None, mode)

@@ -168,7 +168,8 @@ def _tail(
     engine = open_engine()
     try:
         say("the sampler tail on the recorded logits")
-        alone = broken_tail(engine.run_tail(logits))
+        (tail,) = engine.run_tail(logits[None])
+        alone = broken_tail(tail)
         notes = ["the tail alone, on the recorded logits: " + ("ok" if alone is None else "broken")]
         found = bisect_tail.rerun_tails(
             engine, bundle.tokens, options.modes, options.n_decode, vocabulary, say

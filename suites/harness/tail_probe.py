@@ -4,7 +4,7 @@ Greedy steps of a real prompt never reach these corners, so a device argmax that
 or ignores the last logit would pass every one of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,15 @@ def probes(vocabulary: int) -> Iterator[Probe]:
         yield Probe(f"NaN at {place}", logits, ARGMAX_SAW_NAN)
 
 
+def steps_of(vocabulary: int, rows: int) -> Iterator[tuple[Probe, ...]]:
+    """Each probe alone, then steps of `rows`, so that every row of a step is shown all of them."""
+    every = list(probes(vocabulary))
+    yield from ((probe,) for probe in every)
+    if rows > 1:
+        for first in range(len(every)):
+            yield tuple(every[(first + row) % len(every)] for row in range(rows))
+
+
 def right(probe: Probe, tail: Tail) -> bool:
     """True where device and staging hold the probe's token, of this very step."""
     fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
@@ -78,20 +87,29 @@ def told_apart(logits: NDArray[Any]) -> Check:
     return Check(name, State.INVALID, int(logits.size), detail=detail)
 
 
+def run_step(engine: JudgedEngine, step: Sequence[Probe]) -> Iterator[tuple[str, Probe, Tail]]:
+    """Shows the tail one step: what is in each row, where it has several, the probe, the tail."""
+    tails = engine.run_tail(np.stack([probe.logits for probe in step]))
+    for row, (probe, tail) in enumerate(zip(step, tails, strict=True)):
+        where = f" in row {row} of {len(step)}" if len(step) > 1 else ""
+        yield f"{probe.what}{where}", probe, tail
+
+
 def probe_check(engine: JudgedEngine, vocabulary: int, generations: Generations) -> Check:
-    """Runs every probe through the engine's tail; the first that goes wrong is named."""
-    count = 0
-    for probe in probes(vocabulary):
-        tail = engine.run_tail(probe.logits)
-        generations.add(f"the tail of {probe.what}", tail)
-        if not right(probe, tail):
-            fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
-            detail = (
-                f"{probe.what}: staged token {tail.staged_token}, device token "
-                f"{tail.device_token}, expected {probe.token}"
-                + ("" if fresh else "; not of this step")
-            )
-            link = f"{NAME}: {detail}"
-            return Check(NAME, State.DIVERGED, count + 1, detail=detail, link=link, unit="probes")
-        count += 1
-    return Check(NAME, State.OK, count, detail=f"{count} chosen rows of logits", unit="probes")
+    """Runs every probe through each row of the engine's tail; names the first that goes wrong."""
+    count, rows = 0, len(engine.positions)
+    for step in steps_of(vocabulary, rows):
+        for what, probe, tail in run_step(engine, step):
+            if probe is step[0]:
+                generations.add(f"the tail of {what}", tail)
+            count += 1
+            if not right(probe, tail):
+                fresh = tail.staged_stamp == tail.device_stamp == tail.expected_stamp
+                detail = (
+                    f"{what}: staged token {tail.staged_token}, device token {tail.device_token}, "
+                    f"expected {probe.token}" + ("" if fresh else "; not of this step")
+                )
+                link = f"{NAME}: {detail}"
+                return Check(NAME, State.DIVERGED, count, detail=detail, link=link, unit="probes")
+    detail = f"{count} chosen rows of logits, in steps of 1 and of {rows}"
+    return Check(NAME, State.OK, count, detail=detail, unit="probes")

@@ -170,9 +170,8 @@ class _Run:
         rest = (self._generations, self._broken(), self._say)
         self._add(batch_decode(self._engine, asked, *rest))
         self._say("chosen logits through the sampler tail")
-        vocabulary = self._model.spec.vocab_size
-        self._checks.append(probe_check(self._engine, vocabulary, self._generations))
-        self._checks.append(self._generations.check())
+        probes = probe_check(self._engine, self._model.spec.vocab_size, self._generations)
+        self._checks += [probes, self._generations.check()]
         proofs = pairs.proofs if len(results) == 2 else None
         per_token, batched = results.get("per-token"), results.get("batched")
         self._say("planting faults in copies")
@@ -193,7 +192,8 @@ class _Run:
         vocabulary = self._model.spec.vocab_size
         self._prefill(mode, tokens=other_prompt(self._tokens, vocabulary))
         # Where the logits are no longer written, these are read, and no run's before.
-        self._generations.add("chosen logits", self._engine.run_tail(noise(vocabulary)))
+        (tail,) = self._engine.run_tail(noise(vocabulary)[None])
+        self._generations.add("chosen logits", tail)
 
     def _replay(self, decoded: steps.Decoded) -> tuple[list[Check], list[Check]]:
         """Decoding must leave what a prefill of the same tokens leaves: logits and KV, bit for bit.

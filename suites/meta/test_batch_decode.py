@@ -151,12 +151,12 @@ def _check(verdict: Verdict) -> Check:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        (_NextSequencesToken, "sequence 2 in row 0 of 3: logits differ from the sequence alone"),
-        (_RowsBySequence, "sequence 2 in row 0 of 3: logits differ from the sequence alone"),
-        (_LastBit, "sequence 1 in row 2 of 3: logits differ from the sequence alone"),
+        (_NextSequencesToken, "sequence 1 in row 0 of 3: logits differ from the sequence alone"),
+        (_RowsBySequence, "sequence 1 in row 0 of 3: logits differ from the sequence alone"),
+        (_LastBit, "sequence 0 in row 2 of 3: logits differ from the sequence alone"),
         (_FirstTokenForAll, "step_batch emits"),
         (_OneResult, "1 results of 3 rows"),
-        (_OldStamps, "sequence 0 in row 1 of 3: generation stamp"),
+        (_OldStamps, "sequence 2 in row 1 of 3: generation stamp"),
         (_WritesIntoTheFirst, "sequence 1: "),
         (_PrefillsTheFirst, "tokens of sequence 1 alone: "),
     ],
@@ -181,7 +181,7 @@ def test_a_sound_engine_passes(modes: tuple[str, ...]) -> None:
     assert verdict.summary() == "ok"
     check = _check(verdict)
     assert check.elements > 2 * SEQUENCES * tiny_model(LLAMA).spec.vocab_size
-    assert check.detail == "3 sequences, 7 steps, up to 30 positions"
+    assert check.detail == "3 sequences, 7 steps, up to 27 positions"
 
 
 @pytest.mark.parametrize("length", [PACKED_TILE, PACKED_MOST + 1])
@@ -254,7 +254,7 @@ class _SmallChunks(FakeEngine):
 def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
     verdict = judged(_SmallChunks, MANY, path="matrix")
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail == "3 sequences, 5 steps, up to 28 positions"
+    assert _check(verdict).detail == "3 sequences, 5 steps, up to 27 positions"
     (note,) = [note for note in verdict.notes if "17 rows were not judged" in note]
     assert "in one flow" in note
 
@@ -262,14 +262,14 @@ def test_flows_that_are_too_short_for_wide_steps_are_said() -> None:
 def test_wider_steps_of_an_exact_path_are_judged_where_the_engine_has_them() -> None:
     verdict = judged(FakeEngine, 9)
     assert verdict.summary() == "ok"
-    assert _check(verdict).detail.endswith(", then 9 sequences, 6 steps, up to 20 positions")
+    assert _check(verdict).detail.endswith(", then 9 sequences, 6 steps, up to 19 positions")
     assert "in row 4 of 9: logits differ" in judged(_FourRows, 9).summary()
 
 
 def test_the_longest_sequence_is_as_long_as_the_prompt() -> None:
     verdict = judged(FakeEngine, length=30)
-    assert _check(verdict).detail == "3 sequences, 7 steps, up to 39 positions"
-    assert few(LONGEST + 1, "kparallel").longest == LONGEST + 9
+    assert _check(verdict).detail == "3 sequences, 7 steps, up to 36 positions"
+    assert few(LONGEST + 1, "kparallel").longest == LONGEST + 6
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,42 @@ def test_what_is_not_run_is_said(sequences: int, build: dict[str, Any], why: str
     assert [note for note in verdict.notes if why in note]
 
 
+class _StepTakesMore(FakeEngine):
+    def step(self, token: int, *, sequence: int = 0) -> int:
+        full = self.positions[sequence] == self._context
+        return 0 if full else super().step(token, sequence=sequence)
+
+
+class _PromptTakesMore(FakeEngine):
+    def prefill_batched(self, tokens: Sequence[int], *, sequence: int = 0, **rest: Any) -> Any:
+        if self.positions[sequence] < self._context:
+            self._last = super().prefill_batched(tokens, sequence=sequence, **rest)
+        return self._last
+
+
+@pytest.mark.parametrize("path", ["kparallel", "matrix"])
+@pytest.mark.parametrize(
+    ("engine", "word"),
+    [(FakeEngine, "ok"), (_StepTakesMore, "step"), (_PromptTakesMore, "prompt")],
+)
+def test_a_full_sequence_takes_no_more(engine: type[FakeEngine], word: str, path: str) -> None:
+    context = few(1, path).longest - 1
+    model = tiny_model(LLAMA)
+    verdict = validate(
+        model,
+        lambda: engine(model, sequences=SEQUENCES, path=path, context_length=context),
+        prompt(model)[:5],
+        Options(n_decode=1, path=path),
+        dense=DENSE,
+        context_length=context,
+    )
+    said = f"diverged: {NAME}: sequence 1 takes token {context + 1} of {context} as a {word}"
+    assert verdict.summary() == (word if word == "ok" else said)
+
+
 def test_no_room_for_the_steps_is_said() -> None:
     model = tiny_model(LLAMA)
-    steps = few(1, "kparallel").behind
+    steps = max(few(1, "kparallel").behind(sequence) for sequence in range(SEQUENCES))
     verdict = validate(
         model,
         lambda: FakeEngine(model, sequences=SEQUENCES),
@@ -313,9 +346,9 @@ def test_each_sequence_stands_in_a_row_of_another_number(plan: Plan) -> None:
     sequences = range(len(plan.lengths))
     assert sorted(plan.orders[0]) == list(sequences)
     assert all(row != sequence for row, sequence in enumerate(plan.orders[0]))
-    steps = [plan.steps_of(sequence) + plan.turn for sequence in sequences]
+    steps = [plan.behind(sequence) for sequence in sequences]
     ends = [length + fed for length, fed in zip(plan.lengths, steps, strict=True)]
-    assert max(ends) <= plan.longest
+    assert max(ends) == plan.longest
     assert len(set(plan.lengths)) >= min(plan.rows, 12)
     # Path matrix runs another kernel for each number of tiles, and for one column.
     if plan.one_flow:

@@ -56,8 +56,8 @@ class _OldLogits(FakeEngine):
         self._stamp -= 1
         return replace(result, logits=self._row[None].copy(), tail=self._tail(self._row, mode))
 
-    def run_tail(self, logits: Any) -> FakeTail:
-        self._row = logits.copy()
+    def run_tail(self, logits: Any) -> list[FakeTail]:
+        self._row = logits[-1].copy()
         return super().run_tail(logits)
 
 
