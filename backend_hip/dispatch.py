@@ -89,11 +89,11 @@ class Kernels:
     def rows_per_block(self, key: Key) -> int:
         """Rows of a weight matrix that a block of a product's kernel takes."""
         waves = self.block(key) // WAVE
-        return waves * shape_of(self.device.architecture, key[0])["ROWS_PER_WAVE"]
+        return waves * shape_of(self.device.architecture, key[0], key[2])["ROWS_PER_WAVE"]
 
     def resident_blocks(self, key: Key, rows: int) -> int:
         """Blocks of a product whose blocks take one group of rows after the other."""
-        shape = shape_of(self.device.architecture, key[0])
+        shape = shape_of(self.device.architecture, key[0], key[2])
         most = self.device.compute_units * shape["BLOCKS_PER_UNIT"]
         return min(-(-rows // self.rows_per_block(key)), most)
 
@@ -164,7 +164,7 @@ def source_of(
     """
     sizes = (("SIMT_BLOCK", row.block or size), ("SIMT_WAVE", WAVE))
     chosen = tuple((name, parameters[name]) for name in row.parameters)
-    chosen += tuple((name, shape_of(architecture, row.op)[name]) for name in row.shape)
+    chosen += tuple((name, shape_of(architecture, row.op, row.path)[name]) for name in row.shape)
     if row.sized:
         chosen += ((row.sized, size),)
     if row.grouped:

@@ -29,7 +29,8 @@ from backend_hip.half_columns import half_columns
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.matrix import default_chunk
 from backend_hip.ops import Flow, Splits
-from backend_hip.registry import PACKED_MOST, REGISTRY, Key, Registry, requirements
+from backend_hip.registry import PACKED_MOST, REGISTRY, Key, Registry
+from backend_hip.requirements import requirements
 from backend_hip.results import PrefillMode, PrefillPair, PrefillResult, StepResult, TailRecord
 from backend_hip.sampler import NAN_TOKEN, POISON, SamplerTail
 from backend_hip.scratch import Scratch
@@ -92,7 +93,7 @@ class Engine:
         kv_types, kinds = f"{kv_type_k},{kv_type_v}", (path, kv_type_k, kv_type_v)
         keys = requirements(spec, model.weights, *kinds, sequences, device.architecture)
         batch = decode_path(path, sequences, device.architecture) == "matrix"
-        known = (spec, model.weights, registry, kv_types)
+        known = (spec, model.weights, registry, kv_types, path)
         self.fusion = choose_fusion(*known, fused=fused, batch=batch)
         keys = list(dict.fromkeys([*keys, *self.fusion.keys]))
         self.kernels = Kernels(device, registry, keys, {"MAX_COLS": max_cols}, progress=progress)
@@ -359,11 +360,8 @@ class Engine:
 
     def _tails(self, rows: int) -> list[TailRecord]:
         """Every link of the tail of a decode flow, by row."""
-        held, stamp = self._scratch.logits, self._stamp
-        places = [
-            (held.buffer, row * held.width * 4, held.width, stamp, row) for row in range(rows)
-        ]
-        return [self._tail.record(*place) for place in places]
+        held, count, stamp = self._scratch.logits.buffer, self.model.spec.vocab_size, self._stamp
+        return [self._tail.record(held, 4 * row * count, count, stamp, row) for row in range(rows)]
 
     @property
     def graph_use(self) -> GraphUse:

@@ -13,7 +13,8 @@ from backend_hip import ops
 from backend_hip.forward import Forward
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Values
-from backend_hip.registry import REGISTRY, Key, Registry
+from backend_hip.registry import REGISTRY, Key, Registry, one_column_path
+from backend_hip.rope_store import rope_key, rope_store
 from backend_hip.scratch import Scratch
 from backend_hip.weights import DeviceTensor, DeviceWeights
 from reference.model.architectures import ARCHITECTURES
@@ -21,7 +22,7 @@ from reference.model.errors import Unsupported
 from reference.model.spec import LayerSpec, ModelSpec
 from reference.model.weights import Weights
 
-LARGEST_HEAD = 512  # kernels/norm_rope.hip
+LARGEST_HEAD = 512  # kernels/rope_head.h
 ROWS_PER_WAVE = 2  # a wave's rows belong to one matrix
 
 
@@ -46,44 +47,48 @@ def what_is_not_plain(spec: ModelSpec) -> list[str]:
     return [name for name, found in there.items() if found]
 
 
-def why_not_fused(spec: ModelSpec, weights: Weights, registry: Registry = REGISTRY) -> str:
-    """What of a model the fused pass does not know; empty where it does."""
+def why_not_fused(
+    spec: ModelSpec, weights: Weights, path: str, kv_types: str, registry: Registry = REGISTRY
+) -> str:
+    """What of a model the fused pass of an engine of `path` does not know; empty where it does."""
     found = what_is_not_plain(spec)
     if found:
         return f"the model has {', '.join(found)}"
     try:
-        for key in fused_keys(spec, weights):
+        for key in fused_keys(spec, weights, path, kv_types):
             registry.find(*key)
     except Unsupported as error:
         return str(error)
     return ""
 
 
-def fused_keys(spec: ModelSpec, weights: Weights) -> Iterator[Key]:
-    """The rows that the fused pass needs beside those of Forward, of a model that it knows."""
+def fused_keys(spec: ModelSpec, weights: Weights, path: str, kv_types: str) -> Iterator[Key]:
+    """The rows that the fused pass of an engine of `path` needs beside those of Forward, of a model
+    that it knows."""
     for layer in spec.layers:
         w = {role: tensor.format.name for role, tensor in weights.layers[layer.index].items()}
-        yield _qkv_key(w)
-        yield _rope_key(spec, layer)
-        yield ("matvec_add", w["attn_output"], "kparallel")
-        yield _gate_up_key(spec, w)
-        yield ("matvec_add", w["ffn_down"], "kparallel")
+        yield _qkv_key(w, path)
+        yield rope_key(spec, layer, kv_types)
+        yield _add_key(w["attn_output"], path)
+        yield _gate_up_key(spec, w, path)
+        yield _add_key(w["ffn_down"], path)
 
 
-def _qkv_key(formats: dict[str, str]) -> Key:
+# A fused product runs its first matrix's path, which has no variant with a matrix that alone would
+# run another: such a model is not fused.
+def _qkv_key(formats: dict[str, str], path: str) -> Key:
     q, k, v = (formats[role] for role in ("attn_q", "attn_k", "attn_v"))
-    return ("norm_qkv", f"{q},{v}" if q == k else f"{q},{k},{v}", "kparallel")
+    return ("norm_qkv", f"{q},{v}" if q == k else f"{q},{k},{v}", one_column_path(path, q))
 
 
-def _gate_up_key(spec: ModelSpec, formats: dict[str, str]) -> Key:
+def _gate_up_key(spec: ModelSpec, formats: dict[str, str], path: str) -> Key:
     gate, up = formats["ffn_gate"], formats["ffn_up"]
     form = gate if gate == up else f"{gate},{up}"
-    return ("norm_gate_up", f"{spec.activation},{form}", "kparallel")
+    return ("norm_gate_up", f"{spec.activation},{form}", one_column_path(path, gate))
 
 
-def _rope_key(spec: ModelSpec, layer: LayerSpec) -> Key:
-    normed = ",normed" if spec.qk_norm else ""
-    return ("norm_rope", f"{layer.rope.pairing}{normed}", "any")
+def _add_key(form: str, path: str) -> Key:
+    return ("matvec_add", form, one_column_path(path, form))
 
 
 class FusedForward:
@@ -108,19 +113,12 @@ class FusedForward:
         ops.embed(flow, top["token_embd"], s.x, spec.embedding_scale)
         for layer in spec.layers:
             i, w = layer.index, self._weights.layers[layer.index]
-            q, k, v = (
-                values.of_width(heads * layer.head_size)
-                for values, heads in (
-                    (s.q, layer.head_count),
-                    (s.k, layer.head_count_kv),
-                    (s.v, layer.head_count_kv),
-                )
-            )
+            q = s.q.of_width(layer.head_count * layer.head_size)
             mixed, inner = s.mixed.of_width(q.width), s.gate.of_width(layer.feed_forward_length)
-            self._norm_qkv(flow, w, q, k, v)
-            self._norm_rope(flow, layer, w, q, k)
+            self._norm_qkv(flow, layer, w)
+            known = (self._tables[layer], s.heads.buffer, q, self._cache, self._kv_types)
+            rope_store(flow, spec, layer, w, *known)
             keys, values = self._cache.keys[i], self._cache.values[i]
-            ops.kv_write(flow, k, v, keys, values, layer, self._kv_types)
             scale = spec.attention_scale
             ops.attention(flow, q, keys, values, mixed, layer, scale, self._kv_types)
             self._linear_add(flow, mixed, w["attn_output"])
@@ -129,43 +127,33 @@ class FusedForward:
         if with_tail:
             self._forward.head(flow, 1)
 
-    def _norm_qkv(
-        self, flow: Flow, w: dict[str, DeviceTensor], q: Values, k: Values, v: Values
-    ) -> None:
-        key = _qkv_key({role: tensor.format for role, tensor in w.items()})
+    def _norm_qkv(self, flow: Flow, layer: LayerSpec, w: dict[str, DeviceTensor]) -> None:
+        """Queries, keys and values of the normed residual stream, one behind the other."""
+        key = _qkv_key({role: tensor.format for role, tensor in w.items()}, flow.path)
+        q_rows, kv_rows = (
+            heads * layer.head_size for heads in (layer.head_count, layer.head_count_kv)
+        )
+        to = self._scratch.heads.buffer
         flow.kernels.launch(
             key,
-            (flow.kernels.resident_blocks(key, q.width + k.width + v.width), 1),
+            (flow.kernels.resident_blocks(key, q_rows + 2 * kv_rows), 1),
             *(self._scratch.x.pointer, w["attn_norm"].buffer),
             *(w[role].buffer for role in ("attn_q", "attn_k", "attn_v")),
-            *(q.pointer, k.pointer, v.pointer),
-            *(q.width, k.width, self._scratch.x.width, self._spec.rms_epsilon),
-        )
-
-    def _norm_rope(
-        self, flow: Flow, layer: LayerSpec, w: dict[str, DeviceTensor], q: Values, k: Values
-    ) -> None:
-        cosine, sine = self._tables[layer]
-        # Without norms the kernel reads no weights; it still has the two arguments.
-        norms = [w.get(role, w["attn_norm"]).buffer for role in ("attn_q_norm", "attn_k_norm")]
-        flow.kernels.launch(
-            _rope_key(self._spec, layer),
-            (layer.head_count + layer.head_count_kv, flow.tokens),
-            *(q.pointer, k.pointer, *norms, cosine, sine, flow.step),
-            *(layer.head_count, layer.head_size, layer.rope.dimensions // 2),
-            self._spec.rms_epsilon,
+            *(to.at(4 * first) for first in (0, q_rows, q_rows + kv_rows)),
+            *(q_rows, kv_rows, self._scratch.x.width, self._spec.rms_epsilon),
         )
 
     def _linear_add(self, flow: Flow, x: Values, weight: DeviceTensor) -> None:
         """Residual stream = residual stream + W x."""
         rows, columns = weight.shape
-        key = ("matvec_add", weight.format, "kparallel")
+        key = _add_key(weight.format, flow.path)
         grid = (flow.kernels.resident_blocks(key, rows), 1)
         target = self._scratch.x.pointer
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, target, rows, columns)
 
     def _norm_gate_up(self, flow: Flow, w: dict[str, DeviceTensor], inner: Values) -> None:
-        key = _gate_up_key(self._spec, {role: tensor.format for role, tensor in w.items()})
+        formats = {role: tensor.format for role, tensor in w.items()}
+        key = _gate_up_key(self._spec, formats, flow.path)
         norm = w[ARCHITECTURES[self._spec.architecture].pre_ffn_norm]
         flow.kernels.launch(
             key,

@@ -15,11 +15,12 @@ from backend_hip.half_columns import HalfColumns
 from backend_hip.kv_cache import DeviceCache
 from backend_hip.ops import Flow, Values
 from backend_hip.registry import PACKED_FORMATS, PACKED_MOST, REGISTRY, Key, Registry
+from backend_hip.rope_store import rope_key, rope_store
 from backend_hip.scratch import Scratch
 from backend_hip.weights import DeviceTensor, DeviceWeights
 from reference.model.architectures import ARCHITECTURES
 from reference.model.errors import Unsupported
-from reference.model.spec import LayerSpec, ModelSpec
+from reference.model.spec import ModelSpec
 from reference.model.weights import Weights
 
 LARGEST_WIDTH = 8192  # of the residual stream, kernels/norm_pack.hip
@@ -61,7 +62,7 @@ def fused_batch_keys(spec: ModelSpec, weights: Weights, kv_types: str) -> Iterat
     yield ("gated_parts", spec.activation, "any")
     yield from product_keys(weights)
     for layer in spec.layers:
-        yield _rope_key(spec, layer, kv_types)
+        yield rope_key(spec, layer, kv_types)
 
 
 def product_keys(weights: Weights) -> Iterator[Key]:
@@ -69,11 +70,6 @@ def product_keys(weights: Weights) -> Iterator[Key]:
     for layer in weights.layers:
         for roles in _PRODUCTS:
             yield packed.product_key([layer[role].format.name for role in roles])
-
-
-def _rope_key(spec: ModelSpec, layer: LayerSpec, kv_types: str) -> Key:
-    normed = ",normed" if spec.qk_norm else ""
-    return ("rope_store", f"{layer.rope.pairing}{normed},{kv_types}", "any")
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,8 @@ class FusedBatch:
             self._norm_pack(flow, held, w["attn_norm"], parts)
             parts = packed.multiply(flow.kernels, held, qkv, flow.tokens)
             q, mixed = (v.of_width(layer.head_count * layer.head_size) for v in (s.q, s.mixed))
-            self._rope_store(flow, held, layer, w, q, parts)
+            known = (self.forward.tables[layer], held.parts, q, self.cache, self.kv_types)
+            rope_store(flow, spec, layer, w, *known, parts=parts)
             keys, values = self.cache.keys[i], self.cache.values[i]
             scale = spec.attention_scale
             ops.attention(flow, q, keys, values, mixed, layer, scale, self.kv_types)
@@ -137,30 +134,6 @@ class FusedBatch:
             *(x.width, flow.tokens, parts, self.spec.rms_epsilon),
         )
         held.holds = ("packed", flow.tokens, x.width)
-
-    def _rope_store(
-        self,
-        flow: Flow,
-        held: HalfColumns,
-        layer: LayerSpec,
-        w: dict[str, DeviceTensor],
-        q: Values,
-        parts: int,
-    ) -> None:
-        """Queries turned -> q; keys, turned, and values -> the cache."""
-        cosine, sine = self.forward.tables[layer]
-        keys, values = self.cache.keys[layer.index], self.cache.values[layer.index]
-        width = layer.head_count_kv * layer.head_size
-        # Without norms the kernel reads no weights; it still has the two arguments.
-        norms = [w.get(role, w["attn_norm"]).buffer for role in ("attn_q_norm", "attn_k_norm")]
-        flow.kernels.launch(
-            _rope_key(self.spec, layer, self.kv_types),
-            (layer.head_count + 2 * layer.head_count_kv, flow.tokens),
-            *(held.parts, q.pointer, *norms, cosine, sine, keys, values, flow.step),
-            *(layer.head_count, layer.head_size, layer.rope.dimensions // 2),
-            *(ops.cache_rows(keys, width, self.kv_types), flow.tokens, parts),
-            self.spec.rms_epsilon,
-        )
 
     def _gated_parts(self, flow: Flow, held: HalfColumns, inner: Values, parts: int) -> None:
         """inner = the activation of gate times up."""

@@ -12,7 +12,7 @@ from reference.model.weights import Weights
 
 @dataclass(frozen=True)
 class Fusion:
-    """`one`: of one column on kparallel's kernels; `batch`: of path matrix. "on", or why not.
+    """`one`: of one column; `batch`: of several on path matrix. "on", or why not.
     `keys`: the rows that those need."""
 
     one: str
@@ -25,14 +25,15 @@ def choose_fusion(
     weights: Weights,
     registry: Registry,
     kv_types: str,
+    path: str,
     *,
     fused: bool,
     batch: bool,
 ) -> Fusion:
     """`fused` False: none. `batch`: whether decode steps of path matrix run at all."""
-    one = why_not_fused(spec, weights, registry) or "on" if fused else "off"
+    one = why_not_fused(spec, weights, path, kv_types, registry) or "on" if fused else "off"
     many = why_not_fused_batch(spec, weights, registry) or "on" if fused and batch else "off"
-    keys: list[Key] = [*fused_keys(spec, weights)] if one == "on" else []
+    keys: list[Key] = [*fused_keys(spec, weights, path, kv_types)] if one == "on" else []
     if many == "on":
         keys += fused_batch_keys(spec, weights, kv_types)
     return Fusion(one, many, keys)

@@ -15,7 +15,8 @@ from backend_hip.dispatch import Kernels
 from backend_hip.half_columns import HalfColumns
 from backend_hip.kv_types import KV_TYPES
 from backend_hip.launch_arguments import DevicePointer
-from backend_hip.registry import few_columns, head_sizes
+from backend_hip.registry import few_columns, one_column_path
+from backend_hip.requirements import head_sizes
 from backend_hip.weights import DeviceTensor
 from reference.model.spec import Activation, LayerSpec, Pairing
 
@@ -190,7 +191,7 @@ def linear(
     _require("linear", f"x for {weight.name}", x.width, columns)
     _require("linear", f"y for {weight.name}", y.width, rows)
     if not flow.batched:
-        key = ("matvec", weight.format, "kparallel")
+        key = ("matvec", weight.format, one_column_path(flow.path, weight.format))
         grid = (flow.kernels.resident_blocks(key, rows), 1)
         flow.kernels.launch(key, grid, weight.buffer, x.pointer, y.pointer, rows, columns)
         return

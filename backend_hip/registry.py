@@ -1,34 +1,34 @@
 """The one table of kernels: (op, variant, path) -> what to compile and launch.
 
-The gate (`requirements` looked up before anything runs) and the dispatcher (dispatch.py) both read
-it, so that what is accepted and what exists can't differ. A path is a named bundle of kernels:
+The gate (requirements.py, looked up before anything runs) and the dispatcher (dispatch.py) both
+read it, so that what is accepted and what exists can't differ. A path is a named bundle of kernels:
 
     kparallel   lanes stripe K; bit-equal for every number of columns. The default.
     serial      one thread walks all of K per row in the batched products; bounded, not bit-equal.
     matrix      batched products on the matrix unit, with weights and activations as halves;
-                bounded. One column and routed experts run the kernels of kparallel.
+                bounded. One column of K formats runs the kernels of digits, of other formats and
+                of routed experts those of kparallel.
+    digits      one column as signed digits in base 256, by products of four bytes; bounded. Not
+                asked for by name.
     any         ops that are the same on every path.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from backend_hip.attention_shape import LARGEST_HEAD
 from backend_hip.kv_types import KV_TYPES
 from backend_hip.layout import layout_of
-from backend_hip.tuning import decode_path
 from backend_hip.wave import WAVE
-from reference.model.errors import InputError, Unsupported
+from reference.model.errors import Unsupported
 from reference.model.quant import FORMATS
-from reference.model.spec import LayerSpec, ModelSpec
-from reference.model.weights import Weights
 
 PATHS = ("kparallel", "serial", "matrix")
 MATRIX_TILES = (16, 32, 64, 96, 128)  # columns of a block on path matrix
 HALVES_TILES = MATRIX_TILES[2:]  # of blocks that read weights as halves, of any format
 PACKED_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
+DIGIT_FORMATS = PACKED_FORMATS  # whose runs are bytes with a factor and an offset in common
 PACKED_MOST = 32  # columns up to which they run matvec_packed.hip, in tiles of PACKED_TILE
 PACKED_TILE = 16
 
@@ -138,9 +138,17 @@ def _row(op: str, file: str, signature: str, block: int, **rest: Any) -> KernelR
     )
 
 
+def _one_column(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
+    """Products of one column, and fused with what comes before and behind."""
+    yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **row)
+    yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **row)
+    yield from _fused_projections(name, row)
+
+
 def _fused_projections(name: str, row: dict[str, Any]) -> Iterable[KernelRow]:
     """Projections of a normed column: Q, K and V with V in a format of its own; gate and up."""
-    for v_name in dict.fromkeys((name, *_V_FORMATS.get(name, ()))):
+    v_names = (v for v in _V_FORMATS.get(name, ()) if row["path"] != "digits" or v in DIGIT_FORMATS)
+    for v_name in dict.fromkeys((name, *v_names)):
         v_format = ("V_FORMAT", FORMATS[v_name].ggml_type)
         pair = {"variant": f"{name},{v_name}", "defines": (*row["defines"], v_format)}
         yield _row("norm_qkv", "norm_qkv.hip", "PPPPPPPPiiif", 8 * WAVE, **row | pair)
@@ -181,9 +189,14 @@ def _rows() -> Iterable[KernelRow]:
         columns = {"parameters": ("MAX_COLS",)}
         yield _row("embed", "embed.hip", "PPPif", 64, **form)
         one = product | {"shape": ("ROWS_PER_WAVE", "STAGE"), "claims": _wide_loads(name)}
-        yield _row("matvec", "matvec.hip", "PPPii", 8 * WAVE, **one)
-        yield _row("matvec_add", "matvec.hip", "PPPii", 8 * WAVE, **one)
-        yield from _fused_projections(name, one)
+        yield from _one_column(name, one)
+        if name in DIGIT_FORMATS:
+            defines = (*form["defines"], ("DIGITS", 1))
+            claims = (*one["claims"], "dot4")
+            shape = (*one["shape"], "BLOCKS_PER_UNIT", "AHEAD")
+            as_digits = one | {"path": "digits", "defines": defines, "claims": claims}
+            as_digits["shape"] = shape
+            yield from _one_column(name, as_digits)
         many: dict[str, Any] = product | {"entry": "matvec_batched", "shape": _COLUMNS_SHAPE}
         file, signature = "matvec_batched.hip", "PPPiii"
         yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)
@@ -205,9 +218,6 @@ def _rows() -> Iterable[KernelRow]:
     for pairing, code in PAIRINGS.items():
         defines = (("ROPE_NEOX", code),)
         yield _row("rope", "rope.hip", "PPPPii", WAVE, variant=pairing, defines=defines)
-        for suffix, normed in (("", 0), (",normed", 1)):
-            both = {"variant": pairing + suffix, "defines": (*defines, ("NORMED", normed))}
-            yield _row("norm_rope", "norm_rope.hip", "PPPPPPPiiif", 128, **both)
     for (type_k, kind_k), (type_v, kind_v) in itertools.product(KV_TYPES.items(), repeat=2):
         types = {
             "variant": f"{type_k},{type_v}",
@@ -289,112 +299,13 @@ FEW_COLUMNS = (4, 8, 16)
 """Columns of kernels for a decode step of several sequences; more take the batched kernel."""
 
 
+def one_column_path(path: str, form: str) -> str:
+    """The path whose kernels multiply one column by weights of a format, in an engine of `path`."""
+    digits = path in ("matrix", "digits") and form in DIGIT_FORMATS
+    return "digits" if digits else "kparallel"
+
+
 def few_columns(path: str, sequences: int) -> int:
     """The fewest columns of a kernel for a decode step; 0 where the batched kernel runs."""
     fitting = [columns for columns in FEW_COLUMNS if columns >= sequences]
     return fitting[0] if path == "kparallel" and fitting and sequences > 1 else 0
-
-
-def _batched_product(form: str, path: str, few_kernels: Sequence[int]) -> list[Key]:
-    """What products of any number of columns above one need with weights of a format."""
-    few: list[Key] = [("matvec_few", f"{form}@{columns}", "kparallel") for columns in few_kernels]
-    if path == "matrix":
-        blocks = [("matvec_batched", f"{form}/{tile}", path) for tile in tiles_of(form)]
-        if form in PACKED_FORMATS:
-            blocks.insert(0, ("matvec_batched_packed", f"{form},{form}", path))
-        return [("weights_to_half", form, "any"), *blocks, *few]
-    return [("matvec_batched", form, path), *few]
-
-
-def head_sizes(layer: LayerSpec) -> str:
-    """Head size and group of a layer, as they stand in the keys of attention's kernels."""
-    return f"{layer.head_size}x{layer.head_count // layer.head_count_kv}"
-
-
-def _attention(layer: LayerSpec, kv_type_k: str, kv_type_v: str) -> list[Key]:
-    """What an attention layer needs. Raises Unsupported for a head that no kernel can hold."""
-    size, kv = layer.head_size, f"{kv_type_k},{kv_type_v}"
-    if size % 2 or size > LARGEST_HEAD:
-        raise Unsupported(
-            f"registry: layer {layer.index} has heads of {size}; supported: even sizes up to "
-            f"{LARGEST_HEAD}, because a wave's lanes lie over one head with 16 elements each"
-        )
-    for argument, name in (("kv-type-k", kv_type_k), ("kv-type-v", kv_type_v)):
-        elements = KV_TYPES[name].block_elements
-        if size % elements:
-            raise Unsupported(
-                f"registry: {argument} is {name}, but layer {layer.index} has heads of {size}; "
-                f"supported: heads of a multiple of {elements}, or another KV type"
-            )
-    return [
-        ("kv_write", kv, "any"),
-        *((op, f"{kv}@{head_sizes(layer)}", "any") for op in ("attention", "attention_split")),
-        ("attention_merge", f"@{head_sizes(layer)}", "any"),
-    ]
-
-
-def requirements(
-    spec: ModelSpec,
-    weights: Weights,
-    path: str,
-    kv_type_k: str,
-    kv_type_v: str,
-    sequences: int = 1,
-    architecture: str = "cpu",
-) -> list[Key]:
-    """Every row that a model needs on a path, each once, with decode steps of up to `sequences`.
-
-    `architecture` says which of those steps run other products than the path's (tuning.py).
-    Raises InputError for an unknown path.
-    """
-    if path not in PATHS:
-        raise InputError(f"engine: path is {path}, expected one of {', '.join(PATHS)}")
-    batches = range(2, sequences + 1)
-    paths = ((decode_path(path, batch, architecture), batch) for batch in batches)
-    few_kernels = sorted({few_columns(*step) for step in paths} - {0})
-    keys: list[Key] = [("embed", weights.top["token_embd"].format.name, "any")]
-    ops = ["rms_norm", "add_rms_norm", "add", "argmax_blocks", "argmax"]
-    for layer in spec.layers:
-        if layer.delta_net is None:
-            keys.append(("rope", layer.rope.pairing, "any"))
-            keys += _attention(layer, kv_type_k, kv_type_v)
-        else:
-            size = layer.delta_net.state_size
-            if size % WAVE or not WAVE <= size <= LARGEST_BLOCK:
-                raise Unsupported(
-                    f"registry: delta net state size is {size}; supported: multiples of {WAVE} up "
-                    f"to {LARGEST_BLOCK}, because a block has a thread per value column"
-                )
-            keys.append(("delta_rule", f"@{size}", "any"))
-            ops += ["convolve", "unit_heads", "delta_gates"]
-            keys.append(("gated", "silu", "any"))
-        if layer.experts is not None:
-            keys += [(op, f"@{layer.experts.count}", "any") for op in ("route", "group_by_expert")]
-            ops += ["combine_experts", "sigmoid_gated_rows"]
-            if layer.experts.shared_length is not None:
-                # The shared expert's gate is a vector, read as a matrix of one row.
-                keys += [("matvec", "F32", "kparallel")]
-                keys += _batched_product("F32", path, few_kernels)
-        if layer.output_scale:
-            ops.append("scale")
-    keys.append(("gated", spec.activation, "any"))
-    if path == "matrix":
-        ops += ["to_half", "to_packed", "sum_parts"]
-    if spec.qkv_bias:
-        ops.append("add_bias")
-    if spec.gated_attention:
-        ops += ["split_gate", "sigmoid_gated"]
-    if spec.logit_softcap is not None:
-        ops.append("soft_cap")
-    if spec.per_layer_length:
-        table = weights.top["per_layer_token_embd"].format.name
-        keys += [("embed", table, "any"), ("gated_strided", "gelu_tanh", "any")]
-        ops += ["scale", "add_scaled"]
-    keys += [(op, "", "any") for op in ops]
-    for tensor in weights.matrices():
-        keys.append(("matvec", tensor.format.name, "kparallel"))
-        keys += _batched_product(tensor.format.name, path, few_kernels)
-    for tensor in weights.expert_matrices():
-        keys.append(("matvec_expert", tensor.format.name, "kparallel"))
-        keys.append(("matvec_experts", tensor.format.name, "kparallel"))
-    return list(dict.fromkeys(keys))

@@ -32,6 +32,7 @@ class Scratch:
         self.q = self._values("queries", queries)
         self.k = self._values("keys", keys)
         self.v = self._values("values", keys)
+        self.heads = self._values("queries, keys and values of one token", queries + 2 * keys, 1)
         self.mixed = self._values("attention result", queries)
         self.out = self._values("block output", width)
         self.gate = self._values("gate", inner)

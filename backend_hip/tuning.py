@@ -9,15 +9,28 @@ from collections.abc import Mapping
 # are held in block-shared memory; 0 columns: activations are read from device memory. LEAN: fewer
 # registers in place of weights that are asked for ahead (kernels/dot.h). Blocks of the kernels for
 # one column stay and take one group of rows after the other, BLOCKS_PER_UNIT of them a compute
-# unit. Packed products stage STAGED_SUPERBLOCKS of activations at a time and are cut along
-# K, in PARTS at most, until there are about BLOCKS of them: two for each of an H200's 132
-# multiprocessors.
+# unit; those of path digits may have others, and ask for the weights of AHEAD steps at a time.
+# Packed products stage STAGED_SUPERBLOCKS of activations at a time and are cut along K, in PARTS at
+# most, until there are about BLOCKS of them: two for each of an H200's 132 multiprocessors.
 Shape = Mapping[str, int]
+
+
+def _one_column(*, rows: int, stage: int, blocks: int, ahead: int = 0) -> Shape:
+    return {
+        "ROWS_PER_WAVE": rows,
+        "STAGE": stage,
+        "BLOCKS_PER_UNIT": blocks,
+        "AHEAD": ahead,
+    }
+
 
 _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     "cuda": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
+        "one_column": _one_column(rows=1, stage=4096, blocks=4),
+        "norm_gate_up": _one_column(rows=2, stage=4096, blocks=4),
+        "one_column digits": _one_column(rows=2, stage=4096, blocks=2, ahead=1),
+        "matvec digits": _one_column(rows=2, stage=4096, blocks=3, ahead=1),
+        "norm_gate_up digits": _one_column(rows=2, stage=4096, blocks=3, ahead=1),
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 8, "LEAN": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 0, "LEAN": 0},
         "experts": {"LEAN": 0},
@@ -26,8 +39,10 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     # Not measured on a card: one row a wave, for fewer registers; which kernels still exceed the
     # budget stands in isa_budgets.py (`assay isa` prints them).
     "gfx1201": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 4096, "BLOCKS_PER_UNIT": 4},
+        "one_column": _one_column(rows=1, stage=4096, blocks=4),
+        "norm_gate_up": _one_column(rows=2, stage=4096, blocks=4),
+        "one_column digits": _one_column(rows=1, stage=4096, blocks=4, ahead=1),
+        "norm_gate_up digits": _one_column(rows=2, stage=4096, blocks=4, ahead=1),
         "matvec_few": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 1},
         "experts": {"LEAN": 1},
@@ -35,8 +50,10 @@ _SHAPES: Mapping[str, Mapping[str, Shape]] = {
     },
     # Small, because a host thread poisons shared memory for each block.
     "cpu": {
-        "one_column": {"ROWS_PER_WAVE": 1, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
-        "norm_gate_up": {"ROWS_PER_WAVE": 2, "STAGE": 1024, "BLOCKS_PER_UNIT": 4},
+        "one_column": _one_column(rows=1, stage=1024, blocks=4),
+        "norm_gate_up": _one_column(rows=2, stage=1024, blocks=4),
+        "one_column digits": _one_column(rows=1, stage=2048, blocks=4, ahead=1),
+        "norm_gate_up digits": _one_column(rows=2, stage=2048, blocks=4, ahead=1),
         "matvec_few": {"ROWS_PER_WAVE": 2, "STAGE_COLUMNS": 2, "LEAN": 0},
         "matvec_batched": {"ROWS_PER_WAVE": 1, "STAGE_COLUMNS": 0, "LEAN": 1},
         "experts": {"LEAN": 1},
@@ -81,7 +98,9 @@ def half_weights_nbytes(architecture: str) -> int:
 def decode_path(path: str, sequences: int, architecture: str) -> str:
     """The path whose products a decode step runs."""
     few = sequences < _MATRIX_FROM[_kind(architecture, _MATRIX_FROM)]
-    return "kparallel" if path == "matrix" and few else path
+    if path != "matrix" or not few:
+        return path
+    return "kparallel" if sequences > 1 else "digits"
 
 
 def _kind(architecture: str, table: Mapping[str, object]) -> str:
@@ -92,10 +111,14 @@ def _kind(architecture: str, table: Mapping[str, object]) -> str:
     return kind if kind in table else "cpu"
 
 
-def shape_of(architecture: str, op: str) -> Shape:
+def shape_of(architecture: str, op: str, path: str = "") -> Shape:
     """The shape of an op's kernels on an architecture ("gfx1201", "cuda sm_90", "x86_64", ...).
+
+    A path may have shapes of its own.
 
     AMD's other architectures take gfx1201's, NVIDIA's one column of the table. Raises KeyError for
     an op without shapes.
     """
-    return _SHAPES[_kind(architecture, _SHAPES)][_FAMILIES.get(op, op)]
+    shapes, family = _SHAPES[_kind(architecture, _SHAPES)], _FAMILIES.get(op, op)
+    names = (f"{op} {path}", f"{family} {path}", family)
+    return next(shapes[name] for name in names if name == family or name in shapes)

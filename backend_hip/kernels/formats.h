@@ -194,8 +194,9 @@ struct SuperBlock<13> {
     uint8_t qh[32];  // bit j of qh[l]: fifth bit of element l of sub-block j
     uint8_t qs[128];
 };
-template <int TYPE>
+template <int NUMBER>
 struct QK {
+    static constexpr int TYPE = NUMBER;
     using Block = SuperBlock<TYPE>;
     static constexpr int ELEMENTS = 256;
 
@@ -296,6 +297,7 @@ struct Format<13> : QK<13> {};
 
 template <>
 struct Format<14> {  // Q6_K: (d sc) (q - 32)
+    static constexpr int TYPE = 14;
     struct Block {
         uint8_t ql[128];    // per half of 128: quarters 0, 1 low nibbles and 2, 3 high nibbles
         uint8_t qh[64];     // per half of 128: two bits for each quarter in one byte

@@ -6,12 +6,12 @@ using F = formats::Weights;
 
 template <bool ADD>
 struct Rows {
-    dot::Stream<F, ROWS_PER_WAVE> stream;
+    one_column::Stream<F> stream;
     float* y;
     int first;
     int rows;
     SIMT_DEVICE void start(int columns) { stream.start(columns); }
-    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+    SIMT_DEVICE void add(const one_column::Columns& x, int columns, int begin, int end,
                          one_column::Sums& sums) {
         stream.add(x, columns, begin, end, 1, sums);
     }
@@ -25,9 +25,8 @@ struct Rows {
 
 template <bool ADD>
 SIMT_DEVICE void product(const uint8_t* weights, const float* x, float* y, int rows, int columns) {
-    SIMT_SHARED(float, stage, STAGE);
     one_column::products(
-        stage, one_column::groups_of(rows), columns,
+        one_column::groups_of(rows), columns,
         [=](int first) {
             return Rows<ADD>{one_column::stream_of<F>(weights, first, rows, columns), y, first,
                              rows};
@@ -36,13 +35,13 @@ SIMT_DEVICE void product(const uint8_t* weights, const float* x, float* y, int r
 }
 
 // weights (rows, columns) blocks; x (columns); y (rows). Grid: any number of blocks.
-SIMT_KERNEL(matvec, const uint8_t* weights, const float* x, float* y, int32_t rows,
+ONE_COLUMN_KERNEL(matvec, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns) {
     product<false>(weights, x, y, rows, columns);
 }
 
 // As matvec; y = y + W x.
-SIMT_KERNEL(matvec_add, const uint8_t* weights, const float* x, float* y, int32_t rows,
+ONE_COLUMN_KERNEL(matvec_add, const uint8_t* weights, const float* x, float* y, int32_t rows,
             int32_t columns) {
     product<true>(weights, x, y, rows, columns);
 }

@@ -11,12 +11,12 @@ static_assert(ROWS_PER_WAVE == 2, "one row of each matrix");
 using F = formats::Weights;
 
 struct Pair {
-    dot::Stream<F, 2> stream;
+    one_column::Stream<F> stream;
     float* y;
     int index;
     int rows;
     SIMT_DEVICE void start(int columns) { stream.start(columns); }
-    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+    SIMT_DEVICE void add(const one_column::Columns& x, int columns, int begin, int end,
                          one_column::Sums& sums) {
         stream.add(x, columns, begin, end, 1, sums);
     }
@@ -31,11 +31,10 @@ struct Pair {
 };
 
 // x, norm_weight (columns); inner (rows). Grid: any number of blocks.
-SIMT_KERNEL(norm_gate_up, const float* x, const float* norm_weight, const uint8_t* gate,
+ONE_COLUMN_KERNEL(norm_gate_up, const float* x, const float* norm_weight, const uint8_t* gate,
             const uint8_t* up, float* inner, int32_t rows, int32_t columns, float epsilon) {
-    SIMT_SHARED(float, stage, STAGE);
     one_column::products(
-        stage, one_column::groups_of(2 * rows), columns,
+        one_column::groups_of(2 * rows), columns,
         [=](int first) {
             // A wave past the end repeats the last row and stores nothing.
             const int row = simt::min(first / 2, rows - 1);
@@ -48,6 +47,7 @@ SIMT_KERNEL(norm_gate_up, const float* x, const float* norm_weight, const uint8_
             return pair;
         },
         [=] {
+            one_column::soon(norm_weight, columns);
             const float squares = rms::squares_of(x, columns);
             const float scale = rms::inverse_rms(squares, columns, epsilon);
             return one_column::Normed<F>{x, norm_weight, columns, scale};

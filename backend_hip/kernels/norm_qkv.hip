@@ -12,8 +12,8 @@ constexpr bool MIXED = V_FORMAT != WEIGHT_FORMAT;
 
 struct Rows {
     // Both are there, so that a wave's choice needs no memory; only one is started.
-    dot::Stream<F, ROWS_PER_WAVE> stream;
-    dot::Stream<V, ROWS_PER_WAVE> v_stream;
+    one_column::Stream<F> stream;
+    one_column::Stream<V> v_stream;
     float* y;
     int first;
     int rows;
@@ -23,7 +23,7 @@ struct Rows {
         if (MIXED && is_v) v_stream.start(columns);
         else stream.start(columns);
     }
-    SIMT_DEVICE void add(const staged::Columns& x, int columns, int begin, int end,
+    SIMT_DEVICE void add(const one_column::Columns& x, int columns, int begin, int end,
                          one_column::Sums& sums) {
         if (MIXED && is_v) v_stream.add(x, columns, begin, end, 1, sums);
         else stream.add(x, columns, begin, end, 1, sums);
@@ -44,12 +44,11 @@ SIMT_DEVICE Rows rows_of(const uint8_t* weights, float* y, int first, int rows, 
 
 // x, norm_weight (columns); q (q_rows), k and v (kv_rows). q_rows and kv_rows are multiples of
 // ROWS_PER_WAVE, so that a wave's rows belong to one matrix. Grid: any number of blocks.
-SIMT_KERNEL(norm_qkv, const float* x, const float* norm_weight, const uint8_t* q_weights,
+ONE_COLUMN_KERNEL(norm_qkv, const float* x, const float* norm_weight, const uint8_t* q_weights,
             const uint8_t* k_weights, const uint8_t* v_weights, float* q, float* k, float* v,
             int32_t q_rows, int32_t kv_rows, int32_t columns, float epsilon) {
-    SIMT_SHARED(float, stage, STAGE);
     one_column::products(
-        stage, one_column::groups_of(q_rows + 2 * kv_rows), columns,
+        one_column::groups_of(q_rows + 2 * kv_rows), columns,
         [=](int first) {
             const int row = first - q_rows;
             const bool is_v = row >= kv_rows;
@@ -58,6 +57,7 @@ SIMT_KERNEL(norm_qkv, const float* x, const float* norm_weight, const uint8_t* q
             return rows_of(v_weights, v, row - kv_rows, kv_rows, columns, true);
         },
         [=] {
+            one_column::soon(norm_weight, columns);
             const float squares = rms::squares_of(x, columns);
             const float scale = rms::inverse_rms(squares, columns, epsilon);
             return one_column::Normed<F>{x, norm_weight, columns, scale};

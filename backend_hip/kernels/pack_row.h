@@ -21,10 +21,8 @@ struct Split {  // a sum of this lane's and one of another lane's as words hi an
         lo = both >> 16 | (other & 0xFFFF0000u);
     }
     SIMT_DEVICE void store(uint8_t* block, int slot, int column) const {
-        uint8_t* to = block + SUMS + slot * GROUP_BYTES + place(slot, column) * 16;
-        uint32_t* words = reinterpret_cast<uint32_t*>(to);
-        words[0] = hi;
-        words[1] = lo;
+        // The last two words belong to nothing, but are copied with the rest.
+        simt::store16(block + SUMS + slot * GROUP_BYTES + place(slot, column) * 16, {{hi, lo, 0u, 0u}});
     }
 };
 

@@ -36,7 +36,7 @@ struct StepK45 {
     SIMT_DEVICE static int pair() { return PARTS == 4 ? fragment::part() / 2 : 0; }
 
     SIMT_DEVICE static int first_group() { return 8 * pair() + 2 * (fragment::part() % 2); }
-    SIMT_DEVICE static bool uses(int slot) { return slot % 2 == 1; }
+    SIMT_DEVICE static bool uses(int slot) { return (slot & 5) == 1; }  // 1, 3, 9, 11
 
     // Scales of sub-blocks 0-3 and 4-7 as bytes, minimums likewise; formats.h has the layout.
     struct Bytes {

@@ -28,8 +28,17 @@ SIMT_DEVICE float inverse_rms(float squares, int32_t width, float epsilon) {
 
 // This thread's share of the squares of a row.
 SIMT_DEVICE float squares_of(const float* x, int32_t width) {
+    constexpr int AT_ONCE = 32;  // loads on their way
     float squares = 0.0f;
-    for (int i = place(); i < width; i += THREADS) squares = simt::fma(x[i], x[i], squares);
+    int i = place();
+    for (; i + (AT_ONCE - 1) * THREADS < width; i += AT_ONCE * THREADS) {
+        float values[AT_ONCE];
+        SIMT_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) values[j] = x[i + j * THREADS];
+        SIMT_UNROLL
+        for (int j = 0; j < AT_ONCE; ++j) squares = simt::fma(values[j], values[j], squares);
+    }
+    for (; i < width; i += THREADS) squares = simt::fma(x[i], x[i], squares);
     return squares;
 }
 

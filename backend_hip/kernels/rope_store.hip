@@ -1,5 +1,5 @@
 // Queries, keys and values of new tokens from one product's parts: queries normed and turned, keys likewise
-// into the cache, values into the cache. What norm_rope and kv_write do, with the same bits.
+// into the cache, values into the cache. What rms_norm, rope and kv_write do, with the same bits.
 #include "flow.h"
 #include "kv_store.h"
 #include "partial_sums.h"

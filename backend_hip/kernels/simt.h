@@ -23,6 +23,8 @@
 //   simt::carried_group()   closes a group of fetches, which may be empty
 //   simt::carried_wait<LATER>()   until only the last LATER groups may be on their way
 //   simt::copy16(to, from) ... simt::copies_done()   fetch and land at once, and a wait for all
+//   simt::soon(p)               a hint: the line of device memory around p will be read
+//   simt::dot4(a, b, c)         c + the products of four signed bytes, exactly where it fits
 //   simt::fma2(a, b, c)         on pairs of halves; bit-equal where the result is exact
 //   simt::masked_or(word, mask, bits)   (word & mask) | bits in one instruction
 //   simt::permute(low, high, selector(i0, i1, i2, i3))   bytes of eight: 0-3 of low, 4-7 of high

@@ -70,6 +70,10 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return __builtin_bit_cast(uint16_t, static_cast<_Float16>(v));
 }
 
+SIMT_DEVICE void soon(const void*) {}
+SIMT_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  return __builtin_amdgcn_sudot4(true, static_cast<int>(a), true, static_cast<int>(b), c, false);
+}
 typedef _Float16 Half2 __attribute__((ext_vector_type(2)));
 SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   return __builtin_bit_cast(uint32_t, __builtin_elementwise_fma(__builtin_bit_cast(Half2, a),

@@ -193,6 +193,11 @@ SIMT_DEVICE void halves_to_floats(uint32_t word, float* values) {
 SIMT_DEVICE void signed_bytes_to_floats(uint32_t word, float* values) {
   for (int i = 0; i < 4; ++i) values[i] = static_cast<float>(static_cast<int8_t>(word >> (8 * i)));
 }
+SIMT_DEVICE void soon(const void*) {}
+SIMT_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  for (int i = 0; i < 32; i += 8) c += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+  return c;
+}
 SIMT_DEVICE uint16_t fma1(uint32_t a, uint32_t b, uint32_t c) {
   return float_to_half(fma(half_to_float(static_cast<uint16_t>(a)), half_to_float(static_cast<uint16_t>(b)),
                            half_to_float(static_cast<uint16_t>(c))));

@@ -40,6 +40,12 @@ SIMT_DEVICE uint16_t float_to_half(float v) {
   return code;
 }
 
+SIMT_DEVICE void soon(const void* p) { asm volatile("prefetch.global.L1 [%0];" : : "l"(p)); }
+SIMT_DEVICE int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  int32_t v;
+  asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+  return v;
+}
 SIMT_DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t v;
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(c));

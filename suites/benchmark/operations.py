@@ -38,7 +38,7 @@ def run_ops(
 ) -> Iterator[list[Operation]]:
     """Records of every operation, as soon as those that are timed in turn are done.
 
-    `wanted` leaves paths of products, contexts and batches of attention.
+    `wanted` leaves paths and columns of products, contexts and batches of attention.
     """
     size = "cpu" if subject.device.runtime.kind == "cpu" else "gpu"
     contexts = [one for one in CONTEXTS[size] if one in (wanted.contexts or CONTEXTS[size])]
@@ -49,9 +49,11 @@ def run_ops(
         options: dict[str, Any] = {"path": path, "sequences": FEW, "context_length": most}
         with closing(Runner(subject.model, subject.device, **options)) as runner:
             products = Products(subject, runner, path, most)
-            for columns in COLUMNS[size]:
+            for columns in (
+                one for one in COLUMNS[size] if one in (wanted.batches or COLUMNS[size])
+            ):
                 name = f"{OPS}: {columns} columns on {path}"
-                if (columns > 1 or path == "kparallel") and deadline.allows(name):
+                if deadline.allows(name):
                     yield timed(runner, products.jobs(columns), rounds)
             products.free()
     for kind, expanded in KINDS if contexts and batches else ():

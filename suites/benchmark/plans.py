@@ -135,8 +135,7 @@ def _kv(size: str) -> Section:
     kinds = [kind for kind in KV_TYPES if kind != "f32"]
     rows = []
     for context, batch in itertools.product(CONTEXTS[size][-2:], KV_BATCHES[size]):
-        # One sequence's step is the same on every path.
-        for path, kind in itertools.product(decode_paths() if batch > 1 else PATHS[:1], kinds):
+        for path, kind in itertools.product(decode_paths(), kinds):
             row = SpeedRow("decode", path, kind, kind, context, batch, STEPS[size])
             rows += [row, *([replace(row, expanded=True)] if kind == EXPANDED else [])]
     return Section(
@@ -149,7 +148,8 @@ def _kv(size: str) -> Section:
 
 
 def _modes(prompt: int, steps: int) -> Iterable[SpeedRow]:
-    yield SpeedRow("per-token", "kparallel", "f16", "f16", prompt, steps=steps)
+    for path in decode_paths():
+        yield SpeedRow("per-token", path, "f16", "f16", prompt, steps=steps)
     for path in PATHS:
         yield SpeedRow("batched", path, "f16", "f16", prompt, steps=steps)
 

@@ -87,12 +87,7 @@ class Products:
 
         def qkv() -> None:
             for layer, w in layers:
-                widths = (layer.head_count, layer.head_count_kv, layer.head_count_kv)
-                views = (
-                    values.of_width(heads * layer.head_size)
-                    for values, heads in zip((s.q, s.k, s.v), widths, strict=True)
-                )
-                fused._norm_qkv(flow, w, *views)
+                fused._norm_qkv(flow, layer, w)
 
         def output() -> None:
             for layer, w in layers:
@@ -109,10 +104,9 @@ class Products:
                 fused._linear_add(flow, inner, w["ffn_down"])
 
         last = spec.layers[-1]
-        q = s.q.of_width(last.head_count * last.head_size)
         inner = s.gate.of_width(last.feed_forward_length)
         parts: dict[str, tuple[tuple[str, ...], Callable[[], None], Values]] = {
-            "fused norm, Q, K, V": (("attn_q", "attn_k", "attn_v"), qkv, q),
+            "fused norm, Q, K, V": (("attn_q", "attn_k", "attn_v"), qkv, s.heads),
             "fused attn_output and sum": (("attn_output",), output, s.x),
             "fused norm, gate, up": (("ffn_gate", "ffn_up"), gate_up, inner),
             "fused ffn_down and sum": (("ffn_down",), down, s.x),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from backend_hip import ops
+from backend_hip.rope_store import rope_store
 from backend_hip.state import FlowRow
 from suites.benchmark.bench import Subject
 from suites.benchmark.byte_model import step_bytes
@@ -36,8 +37,9 @@ def rest_jobs(subject: Subject, runner: Runner, kind: str) -> list[Job]:
     def rotate() -> None:
         for layer in layers:
             q = s.q.of_width(layer.head_count * layer.head_size)
-            k = s.k.of_width(layer.head_count_kv * layer.head_size)
-            engine._fused._norm_rope(flow, layer, engine.weights.layers[layer.index], q, k)
+            w, tables = engine.weights.layers[layer.index], engine._pass.tables[layer]
+            known = (tables, s.heads.buffer, q, engine._cache, f"{kind},{kind}")
+            rope_store(flow, spec, layer, w, *known)
 
     def write() -> None:
         for layer in layers:
@@ -54,7 +56,8 @@ def rest_jobs(subject: Subject, runner: Runner, kind: str) -> list[Job]:
         (f"KV {kind} writes", len(layers), 4.0 * rows, write),
     ]
     if engine.fusion.one == "on":
-        parts.append(("norms and rotations of heads", len(layers), 8.0 * heads, rotate))
+        fused = "norms, rotations, KV writes"
+        parts.append((fused, len(layers), 8.0 * heads + 4.0 * rows, rotate))
     return [
         Job(record_of(subject, REST, what, "any", 1, count, nbytes, 0.0), queue)
         for what, count, nbytes, queue in parts

@@ -47,7 +47,7 @@ done
 ((${#tools[@]})) || tools=(memcheck racecheck initcheck synccheck)
 if ((! $#)); then
   set -- -p suites.checkers.sample --sample "$sample"
-  for name in ops argmax matvec matrix packed attention experts delta_net; do
+  for name in ops argmax matvec digits matrix packed attention experts delta_net; do
     set -- "$@" "suites/correctness/test_$name.py"
   done
   set -- "$@" suites/correctness/test_decode_batch.py::test_a_batch_gives_each_sequence_its_own_bits

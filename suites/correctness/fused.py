@@ -58,15 +58,6 @@ def norm_gate_up(lab: Lab, key: Key, rows: int, columns: int) -> FusedLaunch:
     return FusedLaunch(key, (2, 1), (x, norm, gate, up, inner, rows, columns, EPSILON), inner)
 
 
-def norm_rope(lab: Lab, key: Key, heads: int, size: int) -> FusedLaunch:
-    """Q and K with `heads` heads each, at the step's position."""
-    q, k = (lab.buffer(normal(seed, heads, size)) for seed in (1, 2))
-    norms = [lab.buffer(normal(seed, size)) for seed in (3, 4)]
-    tables = [lab.buffer(normal(seed, 1, size // 2)) for seed in (5, 6)]
-    arguments = (q, k, *norms, *tables, "step", heads, size, size // 2, EPSILON)
-    return FusedLaunch(key, (2 * heads, 1), arguments, q)
-
-
 def norm_pack(lab: Lab, width: int) -> FusedLaunch:
     """One row, to which nothing is added: so that it is the same in the next launch."""
     x, weight, parts = (lab.buffer(normal(seed, width)) for seed in (1, 2, 3))

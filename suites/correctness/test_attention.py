@@ -21,7 +21,7 @@ from backend_hip.device import Buffer, Device
 from backend_hip.kv_cache import CacheTensor, dequantised, packed_blocks
 from backend_hip.kv_types import KV_TYPES
 from backend_hip.ops import Splits, Values
-from backend_hip.registry import head_sizes
+from backend_hip.requirements import head_sizes
 from backend_hip.state import FlowRow
 from reference.kv_cache import stored
 from reference.model.quant import FORMATS

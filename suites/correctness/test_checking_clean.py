@@ -14,7 +14,8 @@ from backend_hip.device import Buffer, Device
 from backend_hip.engine import Engine
 from backend_hip.half_columns import SUPERBLOCK
 from backend_hip.kv_types import KV_TYPES
-from backend_hip.registry import PACKED_TILE, REGISTRY, Key, requirements
+from backend_hip.registry import PACKED_TILE, REGISTRY, Key
+from backend_hip.requirements import requirements
 from backend_hip.runtimes.checking import Checking, checking_of, set_checking
 from backend_hip.weights import DeviceTensor
 from fixtures.registry import resolve_model
@@ -26,7 +27,6 @@ from suites.correctness.fused import (
     norm_gate_up,
     norm_pack,
     norm_qkv,
-    norm_rope,
     product,
     rope_store,
 )
@@ -68,6 +68,7 @@ ENGINES = (
     EngineCase("tiny-qwen3-q5_1"),
     EngineCase("tiny-qwen2-q8_0"),
     EngineCase("tiny-llama-q5_k", path="serial"),
+    EngineCase("tiny-llama-q5_k", path="matrix"),
     *(EngineCase(f"tiny-llama-{name}", path="serial") for name in ("f16", "bf16", "q4_0", "q4_1")),
     *(EngineCase(f"tiny-llama-{name}") for name in ("bf16", "q4_0", "q4_1")),
 )
@@ -130,7 +131,7 @@ OTHERS: tuple[Key, ...] = tuple(
     row.key
     for row in REGISTRY
     if row.op
-    in {"matvec_add", "matvec_few", "norm_qkv", "norm_gate_up", "norm_rope"}
+    in {"matvec_add", "matvec_few", "norm_qkv", "norm_gate_up"}
     | {"norm_pack", "rope_store", "gated_parts"}
 )
 # A short prompt has few columns: each block shape of the matrix unit by itself, in every format.
@@ -194,8 +195,6 @@ def _launch(lab: Lab, key: Key) -> FusedLaunch:
     """A launch of one of OTHERS."""
     op, variant, path = key
     rows, columns = 6, 256
-    if op == "norm_rope":
-        return norm_rope(lab, key, 1, columns)
     if op == "norm_pack":
         return norm_pack(lab, 2 * columns)
     if op == "rope_store":

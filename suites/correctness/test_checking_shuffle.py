@@ -25,7 +25,6 @@ from suites.correctness.fused import (
     norm_gate_up,
     norm_pack,
     norm_qkv,
-    norm_rope,
     product,
     rope_store,
 )
@@ -170,11 +169,6 @@ def _rope_store(lab: Lab) -> Launch:
     return _fused(rope_store(lab, ("rope_store", "neox,normed,f32,f32", "any"), 1, 192), lab)
 
 
-def _norm_rope(lab: Lab) -> Launch:
-    """Half a head is no multiple of the block: a pair's values are two threads'."""
-    return _fused(norm_rope(lab, ("norm_rope", "neox,normed", "any"), 3, 192), lab)
-
-
 def _peaked(columns: int) -> NDArray[np.float32]:
     """One value that decides the scale, and which only one wave sees."""
     x = normal(1, columns)
@@ -268,7 +262,6 @@ CASES = (
     BarrierCase("norm_gate_up.hip", 0, _norm_gate_up(FITS), "norm_gate_up"),
     BarrierCase("norm_gate_up.hip", 1, _norm_gate_up(EXCEEDS), "norm_gate_up"),
     BarrierCase("norm_gate_up.hip", 2, _norm_gate_up(FITS), "norm_gate_up"),
-    *(BarrierCase("norm_rope.hip", i, _norm_rope, "norm_rope") for i in range(2)),
     BarrierCase("to_half.hip", 0, _to_half, "to_half"),
     BarrierCase("to_packed.hip", 0, _to_packed, "to_packed"),
     *(BarrierCase("matvec_packed.hip", i, _product_packed, "matvec_packed") for i in range(2)),

@@ -12,7 +12,7 @@ from backend_hip import delta_net
 from backend_hip.delta_net import RecurrentState
 from backend_hip.device import Device
 from backend_hip.engine import Engine
-from backend_hip.registry import requirements
+from backend_hip.requirements import requirements
 from fixtures.registry import resolve_model
 from reference.model import load_model
 from reference.model.errors import Unsupported

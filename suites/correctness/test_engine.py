@@ -9,7 +9,8 @@ import pytest
 from backend_hip import ops
 from backend_hip.device import Device
 from backend_hip.engine import Engine
-from backend_hip.registry import REGISTRY, requirements
+from backend_hip.registry import REGISTRY
+from backend_hip.requirements import requirements
 from backend_hip.switch import VARIABLE, mode_from_environment
 from fixtures.golden import GATE, PUBLISHED, published_model
 from fixtures.registry import resolve_model

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from backend_hip import matrix, ops
 from backend_hip.device import Device
 from backend_hip.half_columns import STEP, padded
-from backend_hip.registry import HALVES_TILES, MATRIX_TILES, PACKED_FORMATS, REGISTRY, Key, tiles_of
+from backend_hip.registry import (
+    HALVES_TILES,
+    MATRIX_TILES,
+    PACKED_FORMATS,
+    REGISTRY,
+    Key,
+    tiles_of,
+)
 from reference.half import half_rows
 from reference.model.quant import FORMATS
 from reference.model.weights import Tensor

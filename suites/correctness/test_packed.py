@@ -9,14 +9,8 @@ from numpy.typing import NDArray
 from backend_hip import half_columns, matrix, packed, tuning
 from backend_hip.device import Device
 from backend_hip.engine import Engine
-from backend_hip.registry import (
-    PACKED_FORMATS,
-    PACKED_MOST,
-    PACKED_TILE,
-    REGISTRY,
-    Key,
-    requirements,
-)
+from backend_hip.registry import PACKED_FORMATS, PACKED_MOST, PACKED_TILE, REGISTRY, Key
+from backend_hip.requirements import requirements
 from fixtures.registry import resolve_model
 from reference.dequant import dequantise, magnitudes
 from reference.half import half_rows
@@ -241,12 +235,12 @@ def test_either_rounding_of_weights_is_accepted_and_no_other() -> None:
 def test_decode_steps_of_few_sequences_follow_the_table(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps below the threshold ask for the kernels of kparallel, and no others do."""
+    """Steps of several below the threshold ask for kparallel's kernels, and no others do."""
     model = load_model(resolve_model("tiny-llama-q4_k"))
     threshold = 4
     monkeypatch.setattr(tuning, "_MATRIX_FROM", dict.fromkeys(tuning._MATRIX_FROM, threshold))
     paths = [tuning.decode_path("matrix", count, device.architecture) for count in (1, 3, 4, 8)]
-    assert paths == ["kparallel", "kparallel", "matrix", "matrix"]
+    assert paths == ["digits", "kparallel", "matrix", "matrix"]
     assert tuning.decode_path("serial", 2, device.architecture) == "serial"
     keys = requirements(model.spec, model.weights, "matrix", "f16", "f16", 8, device.architecture)
     assert {key[1].partition("@")[2] for key in keys if key[0] == "matvec_few"} == {"4"}

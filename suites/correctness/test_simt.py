@@ -68,12 +68,14 @@ SIMT_KERNEL(spread_1_of_32, const float* in, float* out, int32_t* first) {
 SIMT_KERNEL(spread_2_of_1, const float* in, float* out, int32_t* first) {
   spread<0, 2>(in, out, first);
 }
-SIMT_KERNEL(words, const uint32_t* in, float* bytes, float* halves, uint32_t* again) {
+SIMT_KERNEL(words, const uint32_t* in, float* bytes, float* halves, uint32_t* again,
+            int32_t* dots) {
   const int i = simt::block_x() * SIMT_BLOCK + simt::thread();
   simt::signed_bytes_to_floats(in[i], bytes + 4 * i);
   simt::halves_to_floats(in[i], halves + 2 * i);
   const simt::Pair pair = simt::load8(in + i / 2 * 2);
   again[i] = pair.word[i % 2];
+  dots[i] = simt::dot4(in[i], in[i ^ 1], -i);
 }
 SIMT_KERNEL(wave_operations, const float* in, float* maximum, float* rotated, float* flipped) {
   const float v = in[simt::thread()];
@@ -213,13 +215,17 @@ def test_words_become_bytes_and_halves_exactly(run: Run) -> None:
     words[:256] = np.arange(256, dtype=np.uint32) * np.uint32(0x01010101)
     outs = (np.zeros(4 * words.size, np.float32), np.zeros(2 * words.size, np.float32))
     grid = (words.size // BLOCK, 1)
-    _, signed, halves, again = run("words", "PPPP", grid, words, *outs, np.zeros_like(words))
+    more = (np.zeros_like(words), np.zeros(words.size, np.int32))
+    _, signed, halves, again, dots = run("words", "PPPPP", grid, words, *outs, *more)
     np.testing.assert_array_equal(signed, words.view(np.int8).astype(np.float32))
     want = words.view(np.float16).astype(np.float32)
     numbers = ~np.isnan(want)
     np.testing.assert_array_equal(halves[numbers], want[numbers])
     assert np.isnan(halves[~numbers]).all()
     np.testing.assert_array_equal(again, words)
+    bytes_of = words.view(np.int8).reshape(-1, 2, 4).astype(np.int64)
+    products = (bytes_of * bytes_of[:, ::-1]).sum(axis=-1).reshape(-1)
+    np.testing.assert_array_equal(dots, products - np.arange(words.size))
 
 
 def test_wave_max_and_shuffles(run: Run) -> None:

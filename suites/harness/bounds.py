@@ -24,7 +24,9 @@ from suites.harness.compare import Array
 from suites.harness.promises import promise
 from suites.harness.tolerances import (
     BYTE_UNIT,
+    DIGIT_SHARE,
     SECOND_ORDER,
+    SMALLEST_KEPT,
     SMALLEST_NORMAL,
     SPLIT_FLOOR,
     row,
@@ -39,7 +41,7 @@ EXACT_FORMATS = ("Q4_K", "Q5_K", "Q6_K")
 # A float64 block of a weight matrix and its absolute value hold about this many elements each, so
 # that a vocabulary of 262,144 rows needs tens of megabytes and not gigabytes.
 BLOCK_ELEMENTS = 1 << 21
-BLOCK = 32  # elements of a head that share a scale in BLOCK_STORAGE
+BLOCK = 32  # elements of a head that share a scale in BLOCK_STORAGE; activations, a unit on digits
 
 
 def embed(table: Tensor, tokens: tuple[int, ...], scale: float) -> Bounded:
@@ -71,7 +73,8 @@ def linear(
     matrix rounds both factors, which the value follows (reference/half.py): rounding an x that is
     not known exactly has no bound here. Weights of EXACT_FORMATS are rounded or exact by the number
     of columns of a flow, which is not recorded: with `weights` "either" the limit reaches from the
-    one value to the other.
+    one value to the other. Path digits rounds x to whole units where weights are of EXACT_FORMATS,
+    and applies their factors and offsets to sums.
     """
     halves = path == "matrix"
     if halves and error is not None:
@@ -84,9 +87,16 @@ def linear(
     limit = np.empty_like(want)
     order = summation(path, tensor.format.block_elements)
     relative = row("linear", order).relative(x.shape[-1])
+    if order == "digits":
+        kept = np.maximum(_largest(x, BLOCK), SMALLEST_KEPT)
+        magnitude = relative * magnitude + DIGIT_SHARE * kept
     for rows in _row_blocks(tensor):
         weight = dequantise(tensor.format, tensor.raw[rows], np.float64)
-        if not halves:
+        if order == "digits":
+            want[:, rows] = x @ weight.T
+            limit[:, rows] = magnitude @ magnitudes(tensor.format, tensor.raw[rows]).T
+            np.abs(weight, out=weight)
+        elif not halves:
             want[:, rows] = x @ weight.T
             np.abs(weight, out=weight)
             limit[:, rows] = relative * (magnitude @ weight.T)
@@ -182,7 +192,7 @@ def attention(
         weight /= weight.sum(axis=1, keepdims=True)
         terms = score_relative * np.abs(query[:, head])
         if kv_types[0] in BLOCK_STORAGE:
-            terms += BYTE_UNIT * _largest_of_block(query[:, head])
+            terms += BYTE_UNIT * _largest(query[:, head], BLOCK)
         score_error = abs(scale) * (terms @ np.abs(k).T)
         # The maximum carries an error too, but a common factor cancels in the normalisation.
         exponent = np.where(visible, score_error + rounded * np.abs(below), 0.0)
@@ -196,10 +206,10 @@ def attention(
     return want, limit.reshape(tokens, heads * size) + SMALLEST_NORMAL
 
 
-def _largest_of_block(x: Array) -> Array:
+def _largest(x: Array, block: int) -> Array:
     """(n, D): of each element, the largest magnitude of its block."""
-    blocks = np.abs(x).reshape(len(x), -1, BLOCK)
-    largest: Array = np.repeat(blocks.max(axis=-1), BLOCK, axis=-1)
+    blocks = np.abs(x).reshape(len(x), -1, block)
+    largest: Array = np.repeat(blocks.max(axis=-1), block, axis=-1)
     return largest
 
 
@@ -209,7 +219,7 @@ def _cut_off_weights(weight: Array, visible: NDArray[np.bool_], v: Array) -> Arr
     A unit counts against the split's largest weight times the largest scale of a block among its
     keys; bytes are at most 127, and 127 scales are the largest magnitude of a block.
     """
-    largest = _largest_of_block(v)
+    largest = _largest(v, BLOCK)
     moved = np.zeros((len(weight), v.shape[1]))
     for first in range(0, len(v), SPLIT_KEYS):
         keys = slice(first, first + SPLIT_KEYS)

@@ -13,7 +13,7 @@ from typing import Any
 
 from backend_hip.device import open_device
 from backend_hip.engine import Engine
-from backend_hip.registry import requirements
+from backend_hip.requirements import requirements
 from backend_hip.runtimes.checking import Checking, recover, set_checking
 from fixtures.faults import TIERS, Fault, find_fault
 from reference.model import Model

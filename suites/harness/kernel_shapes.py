@@ -21,6 +21,9 @@ NORM_WAVES = NORM_BLOCK // WAVE
 # is 8 neighbouring elements, or 32 of a super-block of 256.
 LANE_ELEMENTS = 8
 SUPER_BLOCK, SUPER_BLOCK_LANE_ELEMENTS = 256, 32
+# One column as digits (kernels/digit_formats.h): a lane takes a part of a super-block a step, in up
+# to so many groups of runs with a factor of their own.
+DIGIT_PART, DIGIT_GROUPS = 64, 4
 # The matrix unit: terms of one instruction's sums, and the waves that may share a row's K.
 FRAGMENT_K = 16
 MATRIX_WAVES = REGISTRY.find("matvec_batched", "F16/16", "matrix").block // WAVE

@@ -1,8 +1,9 @@
 """Which kernels multiplied, by the engine's launch counters: the rows of tolerances.py follow them.
 
-A path is a property of batched prefill. Per-token prefill and decode send every product through the
-one-column kernels of path kparallel, and routed experts run kernels of kparallel in both modes, so
-a run of `--path serial` that is judged throughout by serial's wider row would pass a wrong matvec.
+A path is a property of batched prefill. Per-token prefill and decode send every product through
+one-column kernels of a path of their own, and routed experts run kernels of kparallel in both
+modes, so a run of `--path serial` that is judged throughout by serial's wider row would pass a
+wrong matvec.
 """
 
 import re
@@ -12,14 +13,22 @@ from backend_hip import packed
 from backend_hip.dispatch import route_name
 from backend_hip.fused import fused_keys, why_not_fused
 from backend_hip.fused_batch import product_keys, why_not_fused_batch
-from backend_hip.registry import PACKED_FORMATS, PACKED_MOST, PATHS, few_columns, requirements
+from backend_hip.registry import (
+    DIGIT_FORMATS,
+    PACKED_FORMATS,
+    PACKED_MOST,
+    PATHS,
+    few_columns,
+    one_column_path,
+)
+from backend_hip.requirements import requirements
 from reference.model import Model
 from reference.model.errors import InputError
 from suites.harness.protocol import Prefilled, Stepped
 from suites.harness.verdict import Check, State
 
-ONE_COLUMN = EXPERTS = "kparallel"
-"""The path of per-token prefill and decode, and of routed experts, whatever path was asked for."""
+EXPERTS = "kparallel"
+"""The path of routed experts, whatever path was asked for."""
 
 _PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "per-token": ("matvec", "matvec_expert", "matvec_add", "norm_qkv", "norm_gate_up"),
@@ -34,8 +43,11 @@ Rows = frozenset[str]
 
 
 def path_of(mode: str, path: str) -> str:
-    """The path of the kernels that a prefill mode runs in an engine built for `path`."""
-    return path if mode == "batched" else ONE_COLUMN
+    """The path of the kernels that a prefill mode runs in an engine built for `path`. Formats that
+    "digits" has no kernels for run those of kparallel there."""
+    if mode == "batched":
+        return path
+    return "digits" if path == "matrix" else "kparallel"
 
 
 def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -> None:
@@ -67,9 +79,11 @@ def product_rows(
         mode = "batched"
     keys = [key for key in keys if key[0] != "matvec_few" or key[1].endswith(f"@{columns}")]
     found = [frozenset(family(route_name(key)) for key in keys if key[0] in _PRODUCTS[mode])]
-    if mode == "per-token" and not why_not_fused(model.spec, model.weights):
-        head = ("matvec", model.weights.lm_head.format.name, ONE_COLUMN)
-        fused = [head, *fused_keys(model.spec, model.weights)]
+    fused_by = (model.spec, model.weights, path, ",".join(kv_types))
+    if mode == "per-token" and not why_not_fused(*fused_by):
+        head_format = model.weights.lm_head.format.name
+        head = ("matvec", head_format, one_column_path(path, head_format))
+        fused = [head, *fused_keys(*fused_by)]
         found.append(frozenset(route_name(key) for key in fused if key[0] in _PRODUCTS[mode]))
     return tuple(found)
 
@@ -149,7 +163,7 @@ def path_check(name: str, result: Prefilled) -> Check:
     ops = _PRODUCTS.get(result.mode, ())
     paths = {op: path_of(result.mode, result.path) for op in ops}
     paths |= {op: EXPERTS for op in ops if op.startswith("matvec_expert")}
-    other = [row for row in sorted(ran) if paths.get(row.split(" ")[0]) != row.split(" ")[-1]]
+    other = [row for row in sorted(ran) if not _is_of(row, paths)]
     launches = sum(ran.values())
     if ran and not other:
         return Check(name, State.OK, launches, unit="launches")
@@ -157,3 +171,12 @@ def path_check(name: str, result: Prefilled) -> Check:
     return Check(
         name, State.INVALID, launches, detail=detail, link=f"{name}: {detail}", unit="launches"
     )
+
+
+def _is_of(route: str, paths: Mapping[str, str]) -> bool:
+    """Whether the row of a route belongs to the path that its op should run."""
+    op, variant, ran = route.split(" ")
+    wanted = paths.get(op, "")
+    if wanted == "digits" and set(DIGIT_FORMATS).isdisjoint(variant.split(",")):
+        wanted = "kparallel"
+    return wanted == ran

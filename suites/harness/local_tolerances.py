@@ -18,21 +18,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 
-from backend_hip.attention_shape import SPLIT_KEYS
-from backend_hip.wave import WAVE
 from reference.model.errors import Unsupported
+from suites.harness.chains import attention_sum, digits, matrix_unit, striped
 from suites.harness.kernel_shapes import (
-    ATTENTION_CHAIN,
-    ATTENTION_WAVES,
     EXP_ROUNDINGS,
-    FRAGMENT_K,
-    LANE_ELEMENTS,
     LOG1P_ROUNDINGS,
-    MATRIX_WAVES,
     NORM_BLOCK,
     NORM_WAVES,
     SCORE_LANE,
-    SUPER_BLOCK,
     SUPER_BLOCK_LANE_ELEMENTS,
     TANH_ROUNDINGS,
     TREE_LEVELS,
@@ -76,26 +69,6 @@ def gamma(roundings: float) -> float:
     return amount / (1 - amount)
 
 
-def _striped(n: int, unit: int = LANE_ELEMENTS) -> float:
-    steps = math.ceil(n / (unit * WAVE))
-    return unit * steps + TREE_LEVELS + 1
-
-
-def summation(path: str, block_elements: int) -> str:
-    """Which row of "linear" bounds products with weights in blocks of so many elements."""
-    super_blocks = path == "kparallel" and block_elements == SUPER_BLOCK
-    return "kparallel K" if super_blocks else path
-
-
-def _matrix(n: int) -> float:
-    return 2 * (FRAGMENT_K + 1) * math.ceil(n / FRAGMENT_K) + MATRIX_WAVES
-
-
-def _attention_sum(n: int) -> float:
-    inside = min(n, ATTENTION_CHAIN) + 1 + TREE_LEVELS + ATTENTION_WAVES - 1
-    return inside + (EXP_ROUNDINGS + 2) * math.ceil(n / SPLIT_KEYS) + 1
-
-
 _ROWS = (
     Row(
         "embed",
@@ -115,7 +88,7 @@ _ROWS = (
     Row(
         "linear",
         "kparallel",
-        _striped,
+        striped,
         "sum |w||x|",
         "A lane adds 8 products a step over ceil(K / (8 * 32)) steps, five butterfly levels "
         "follow, and a product may round by itself. Weights are the file's float32 values exactly.",
@@ -123,9 +96,19 @@ _ROWS = (
     Row(
         "linear",
         "kparallel K",
-        partial(_striped, unit=SUPER_BLOCK_LANE_ELEMENTS),
+        partial(striped, unit=SUPER_BLOCK_LANE_ELEMENTS),
         "sum |w||x|",
         "The same with units of 32: ceil(K / (32 * 32)) steps. Of a short row few lanes have one.",
+    ),
+    Row(
+        "linear",
+        "digits",
+        digits,
+        "sum (|factor q| + |offset|) |x|",
+        "Products of bytes are exact. What digits' sums make rounds twice, a sum of activations "
+        "once more; two multiply-adds join each of up to four groups that a lane takes a step, "
+        "over ceil(K / (64 * 32)) steps, and five butterfly levels follow. Rounding activations to "
+        "whole units is declared and stands beside (DIGIT_SHARE).",
     ),
     Row(
         "linear",
@@ -137,7 +120,7 @@ _ROWS = (
     Row(
         "linear",
         "matrix",
-        _matrix,
+        matrix_unit,
         "sum |w||x| of the halves; K formats: sum (|d sc q| + |offset|) |x|",
         "Products of halves are exact. A unit adds 16 of them and the running sum in an order and "
         "with a rounding of its own: aligned to the largest and cut off, each of the 17 may lose "
@@ -173,7 +156,7 @@ _ROWS = (
     Row(
         "attention_sum",
         "any",
-        _attention_sum,
+        attention_sum,
         "sum p|v| + |out|",
         "Weighted sum and normaliser: a lane's chain over a split's keys (of q8_0 only each weight "
         "times its scale), a butterfly and the block's waves; each split rescales both by "

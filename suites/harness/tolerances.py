@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suites.harness.chains import summation
 from suites.harness.local_tolerances import (
     SECOND_ORDER,
     SMALLEST_NORMAL,
@@ -19,11 +20,11 @@ from suites.harness.local_tolerances import (
     consulted_rows,
     gamma,
     row,
-    summation,
 )
 
 __all__ = [
     "BYTE_UNIT",
+    "DIGIT_SHARE",
     "END_TO_END",
     "FEW_ROUNDINGS",
     "FLOAT64_BOUND_SHARE",
@@ -34,6 +35,7 @@ __all__ = [
     "RELATION",
     "SECOND_ORDER",
     "SENSITIVITY",
+    "SMALLEST_KEPT",
     "SMALLEST_NORMAL",
     "SMALLEST_SHARE",
     "SPLIT_FLOOR",
@@ -64,6 +66,11 @@ SPLIT_FLOOR = 2.0**-22
 # kernels/attention_bytes.h: a number is cut off to units of at most this share of the largest that
 # it is kept beside: of 32 elements of a query, or, as weight times scale, of a split's keys.
 BYTE_UNIT = 2.0**-29
+
+# kernels/digits.h: an activation is off by at most this share of the largest of the 32 that it is
+# kept beside, or of SMALLEST_KEPT.
+DIGIT_SHARE = 2.0**-22
+SMALLEST_KEPT = 2.0**-105
 
 
 @dataclass(frozen=True)

@@ -140,12 +140,13 @@ WINDOW = kernel(
     ("seen_by(step, first_row + row, window)",
      "seen_by(step, first_row + row, count > 1 ? window - 1 : window)"),
 )  # fmt: skip
-K_AS_V = kernel(
-    "kv_write.hip",
-    ("write<K>(keys, k[source],",
-     "write<K>(keys, V_TYPE == 1 ? simt::half_to_float(simt::float_to_half(k[source])) :"
-     " k[source],"),
-)  # fmt: skip
+
+
+def k_as_v(patch: pytest.MonkeyPatch) -> None:
+    """Wherever keys are written, also by the fused kernel of a decode step."""
+    for file, value in (("kv_write.hip", "k[source]"), ("rope_store.hip", "turned[i]")):
+        rounded = f"V_TYPE == 1 ? simt::half_to_float(simt::float_to_half({value})) : {value}"
+        kernel(file, (f"write<K>(keys, {value},", f"write<K>(keys, {rounded},"))(patch)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ FAULTS = {
         _per_token_after_all, "batched products never ran", lambda w: _ways(w) == "b", 1
     ),
     "k-rounded-as-v": Fault(
-        K_AS_V, "K of layer 0 is not ('f32', 'f32') rounded",
+        k_as_v, "K of layer 0 is not ('f32', 'f32') rounded",
         lambda w: (w.kv_type_k, w.kv_type_v, _ways(w)) == ("f32", "f16", "g"), 1,
         axes=replace(AXES, kv_pairs=(("f16", "f16"), ("f16", "f32"), ("f32", "f16"))),
     ),

@@ -48,13 +48,14 @@ def _model(name: str) -> Model:
 def _clean(name: str, path: str) -> tuple[Trace, tuple[PointCheck, ...]]:
     model = _model(name)
     trace = Trace()
-    FakeEngine(model, path=path).prefill_batched(prompt(model, LENGTH), trace=trace)
+    asked = path if path in PATHS else "kparallel"
+    FakeEngine(model, path=asked).prefill_batched(prompt(model, LENGTH), trace=trace)
     return trace, tuple(judge_trace(model, trace, LocalRules(path)))
 
 
 def _consulting(key: RowKey) -> Iterator[tuple[str, str, PointCheck]]:
     """Model, path and point of each kind of point whose limit has the row in it."""
-    path = key[1] if key[1] in PATHS else "kparallel"
+    path = key[1] if key[1] in (*PATHS, "digits") else "kparallel"
     seen: set[tuple[str, str]] = set()
     for name in NAMES:
         for point in _clean(name, path)[1]:
