@@ -8,11 +8,7 @@ static_assert(SIMT_BLOCK == rms::THREADS, "one group of threads a row");
 SIMT_KERNEL(rms_norm, const float* x, const float* weight, float* y, int32_t width,
             float epsilon) {
     const int64_t row = static_cast<int64_t>(simt::block_x()) * width;
-    float squares = 0.0f;
-    for (int i = simt::thread(); i < width; i += SIMT_BLOCK) {
-        squares = simt::fma(x[row + i], x[row + i], squares);
-    }
-    const float scale = rms::inverse_rms(squares, width, epsilon);
+    const float scale = rms::inverse_rms(rms::squares_of(x + row, width), width, epsilon);
     for (int i = simt::thread(); i < width; i += SIMT_BLOCK) {
         y[row + i] = x[row + i] * scale * weight[i];
     }
