@@ -75,7 +75,9 @@ class Products:
         nbytes = float(sum(weight.buffer.nbytes for weight in weights))
         elements = sum(weight.shape[0] * weight.shape[1] for weight in weights)
         figures = (columns, len(weights), nbytes, 2.0 * elements * columns)
-        return record_of(self._subject, PRODUCT, what, self._path, *figures, note=note)
+        digits = columns == 1 and self._path == "matrix"
+        path = "digits" if digits else self._path
+        return record_of(self._subject, PRODUCT, what, path, *figures, note="" if digits else note)
 
     def _fused(self, ordered: list[Product]) -> list[Job]:
         """The one-column kernels of the decode graph: norm, products, activation, residual sum."""

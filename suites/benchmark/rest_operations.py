@@ -20,7 +20,7 @@ def rest_jobs(subject: Subject, runner: Runner, kind: str) -> list[Job]:
     engine, spec = runner.engine, subject.model.spec
     s, top, flow = engine._scratch, engine.weights.top, engine._flow(1, batched=False)
     layers = [layer for layer in spec.layers if layer.delta_net is None and layer.owns_kv]
-    for values in (s.x, s.q, s.k, s.v):
+    for values in (s.x, s.q, s.k, s.v, s.heads):
         fill(values)
     runner.place(0)
     engine._write_step(engine._sequences.following([1], 0))

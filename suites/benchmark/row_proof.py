@@ -64,7 +64,7 @@ def prove_decode(runner: Runner, row: SpeedRow, tokens: Sequence[int]) -> RowPro
         notes.append(f"{same} of {row.batch} tokens as alone")
     if row.path != EXACT and not bounded:
         ran = "digits" if any(name.endswith(" digits") for name in routes) else EXACT
-        notes = [f"kernels of {ran}: {row.path} has none for so few"]
+        notes = [f"kernels of {ran}, not the matrix unit's"]
     if row.expanded:
         notes.append("control: cache written out as f16 first")
     return RowProof(0, None, "; ".join(notes), products)

@@ -54,7 +54,8 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         default="kparallel",
         metavar="P",
         help="bundle of kernels: kparallel (bit-equal between prefill modes), serial, or "
-        "matrix (the matrix unit, on halves) (default: kparallel)",
+        "matrix (the matrix unit, on halves; one token's K formats as bytes by digits) "
+        "(default: kparallel)",
     )
     parser.add_argument(
         "--max-cols",

@@ -43,8 +43,10 @@ def add(subparsers: Any) -> None:
         "loads of 16 bytes a lane and dot products of four bytes the code holds. Exit 1 when a "
         "budget is broken, 2 when there is no such clang.",
     )
-    for option, field in (("--op", "op"), ("--format", "format"), ("--path", "path")):
-        parser.add_argument(option, metavar=field[0].upper(), help=f"only this {field}")
+    paths = ", ".join(dict.fromkeys(row.path for row in REGISTRY))
+    only = {"op": "this op", "format": "this format", "path": f"one of {paths}"}
+    for field, what in only.items():
+        parser.add_argument(f"--{field}", metavar=field[0].upper(), help=f"only {what}")
     default = ",".join(map(str, SIZES["MAX_COLS"]))
     parser.add_argument(
         "--max-cols",

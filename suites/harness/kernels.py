@@ -51,12 +51,13 @@ def path_of(mode: str, path: str) -> str:
 
 
 def require_path(path: str, modes: tuple[str, ...], option: str = "--prefill") -> None:
-    """Refuses a path that is none, and one that no kernel of these prefill modes belongs to."""
+    """Refuses a path that is none, and one that is not run by these prefill modes alone."""
     if path not in PATHS:
         raise InputError(f"path is {path}, expected one of {', '.join(PATHS)}")
     if all(path_of(mode, path) != path for mode in modes):
         raise InputError(
             f"path {path} is a path of batched prefill; {option} {','.join(modes)} does not run it"
+            + (": its kernels of one token are judged beside it" if path == "matrix" else "")
         )
 
 

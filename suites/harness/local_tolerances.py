@@ -105,10 +105,11 @@ _ROWS = (
         "digits",
         digits,
         "sum (|factor q| + |offset|) |x|",
-        "Products of bytes are exact. What digits' sums make rounds twice, a sum of activations "
-        "once more; two multiply-adds join each of up to four groups that a lane takes a step, "
-        "over ceil(K / (64 * 32)) steps, and five butterfly levels follow. Rounding activations to "
-        "whole units is declared and stands beside (DIGIT_SHARE).",
+        "Activations are three digits (bytes) each, whose products with a K format's integers are "
+        "exact. Their sums become a float with two roundings, a sum of activations with three; two "
+        "multiply-adds join each of up to four groups that a lane takes a step, over "
+        "ceil(n / (64 * 32)) steps, and five butterfly levels follow. An activation is rounded to "
+        "2^-22 of the largest of its 32 by declaration: as much is added for each.",
     ),
     Row(
         "linear",
