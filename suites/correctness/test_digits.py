@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from backend_hip import ops, tuning
 from backend_hip.device import Device
 from backend_hip.registry import DIGIT_FORMATS
+from reference.dequant import dequantise
 from reference.model.quant import FORMATS
 from reference.model.weights import Tensor
 from reference.quantise import quantise
@@ -115,3 +116,39 @@ def test_whole_numbers_lose_nothing(
     result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
     assert result.elements == ROWS
     assert result.ok, result.reason()
+
+
+@pytest.mark.parametrize("form", DIGIT_FORMATS)
+def test_a_unit_is_as_small_as_it_can_be(
+    form: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One unit beside a large activation counts: with weights of one sign nothing cancels."""
+    tensor = _positive(form)
+    x = np.full((1, 512), 2.0**-21, dtype=np.float32)
+    x[0, 0] = 1.0
+    x[0, 32::32] = 0.0  # blocks whose units are small: what they add is exact as well
+    monkeypatch.setattr("suites.harness.bounds.DIGIT_SHARE", 0.0)
+    want, limit = linear(x, tensor, "digits")
+    result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
+    assert result.ok, result.reason()
+    # A unit twice as large would take the ones for nothing.
+    block = dequantise(tensor.format, tensor.raw, np.float64)[:, 1:32].sum(axis=1)
+    assert (block * 2.0**-21 > limit[0]).all()
+
+
+@pytest.mark.parametrize("form", ["Q4_K", "Q5_K"])  # a sum of Q6_K's is judged beside its offset
+def test_activations_become_the_nearest_number(form: str, device: Device) -> None:
+    """Three quarters of a unit are one; cut off, they would all be missing."""
+    tensor = _positive(form)
+    x = np.full((1, 512), 0.75 * 2.0**-21, dtype=np.float32)
+    x[:, ::32] = 1.0
+    want, limit = linear(x, tensor, "digits")
+    got = _product(device, tensor, x).astype(np.float64)
+    assert compare(got, want, limit).ok
+    missing = dequantise(tensor.format, tensor.raw, np.float64).sum(axis=1) * 0.75 * 2.0**-21
+    assert not compare(want - missing, want, limit).ok
+
+
+def _positive(form: str) -> Tensor:
+    raw = quantise(FORMATS[form], np.abs(normal(1, ROWS, 512)) + 1)
+    return Tensor("test weight", FORMATS[form], (ROWS, 512), raw)

@@ -8,9 +8,9 @@ to the reference, and decoding alone to a prefill.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from backend_hip.registry import PACKED_TILE
 from reference.model.errors import InputError
 from reference.model.sampling import argmax
 from suites.harness.batch_plans import MANY, SEQUENCES, Plan, made_of, plans_of
+from suites.harness.batch_plans import NAME as NAME
 from suites.harness.compare import Array
+from suites.harness.elsewhere import elsewhere
 from suites.harness.generations import Generations
 from suites.harness.kernels import kernels_check, product_rows
 from suites.harness.left_behind import LeftBehind
@@ -27,8 +29,6 @@ from suites.harness.protocol import JudgedEngine, Prefilled, Progress, prefill_o
 from suites.harness.run_options import Asked
 from suites.harness.tail import BrokenLink, broken_prefill, broken_step
 from suites.harness.verdict import Check, State, behind, counted, fact
-
-NAME = "batched decode"
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class _Run:
     def checks(self) -> Iterator[Check]:
         """Runs one part after the other; a caller that sees one fail stops here."""
         alone: list[_Alone] = []
+        if self.plan.rows == SEQUENCES:
+            yield from elsewhere(self.engine, self.batch, self.generations, self.broken_since)
         for sequence in range(len(self.plan.lengths)):
             self.engine.reset()
             yield from self._alone(sequence, alone)
@@ -82,7 +84,7 @@ class _Run:
             yield from self._production_step(order, alone)
         for sequence in turned if self.plan.turn else ():
             yield from self._turn(sequence, alone[sequence])
-        yield from self._full()
+        yield from self._refusals()
         yield from self._left_behind(alone)
 
     def _alone(self, sequence: int, alone: list[_Alone]) -> Iterator[Check]:
@@ -211,17 +213,39 @@ class _Run:
             position == held == expected, f"{what}: position is {held}, expected {expected}"
         )
 
-    def _full(self) -> Iterator[Check]:
-        """A sequence that fills its context takes no more, whatever room the others have."""
-        room = self.batch.room
-        for sequence in [i for i, held in enumerate(self.engine.positions) if held == room]:
-            what = f"{NAME}: sequence {sequence} takes token {room + 1} of {room}"
-            with suppress(InputError):
-                self.engine.step(0, sequence=sequence)
-                yield self._says(False, f"{what} as a step")
-            with suppress(InputError):
-                prefill_of(self.engine, self.batch.options.modes[-1])((0,), sequence=sequence)
-                yield self._says(False, f"{what} as a prompt")
+    def _refusals(self) -> Iterator[Check]:
+        """What no longer fits is refused, whatever room the others have, and moves nothing.
+
+        A prompt that is a token too long, and behind a sequence that fills its context a token as a
+        step, as a prompt and in a common step.
+        """
+        held, room = self.engine.positions, self.batch.room
+        feed = prefill_of(self.engine, self.batch.options.modes[-1])
+        tries: list[tuple[str, Callable[[], object]]] = []
+        too_many = (0,) * (room + 1 - held[0])
+        prompt = partial(feed, too_many, sequence=0)
+        tries.append((f"sequence 0 takes {room + 1} tokens as a prompt", prompt))
+        for full in [sequence for sequence, count in enumerate(held) if count == room]:
+            what = f"sequence {full} takes token {room + 1} of {room}"
+            others = [other for other, count in enumerate(held) if count < room][:1]
+            pair, step = (*others, full), self.engine.step
+            tries += [
+                (f"{what} as a step", partial(step, 0, sequence=full)),
+                (f"{what} as a prompt", partial(feed, (0,), sequence=full)),
+                (
+                    f"{what} in a common step",
+                    partial(self.engine.step_batch, [0] * len(pair), pair),
+                ),
+            ]
+        for what, attempt in tries:
+            refused = False
+            try:
+                attempt()
+            except InputError:
+                refused = True
+            yield self._says(refused, f"{NAME}: {what}")
+            moved = self.engine.positions
+            yield self._says(moved == held, f"{NAME}: refused, positions are {moved}, not {held}")
 
     def _left_behind(self, alone: list[_Alone]) -> Iterator[Check]:
         for sequence, expected in enumerate(alone):
@@ -256,7 +280,11 @@ def batch_decode(
     plans = plans_of(path, held, len(batch.tokens))
     why = _why_not(engine, batch, plans[0])
     if why:
-        return [], [f"decode steps of several sequences were not judged: {why}"]
+        # Steps of one sequence are none of several, and the same on every path.
+        found = list(elsewhere(engine, batch, generations, broken_since))
+        bad = next((check for check in found if check.state is not State.OK), None)
+        note = f"decode steps of several sequences were not judged: {why}"
+        return ([] if bad is None else [behind(bad, broken_since)]), [note]
     elements, notes, ran = 0, list[str](), list[Plan]()
     for plan in plans:
         why = _why_not_this(plan, batch)

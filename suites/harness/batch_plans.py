@@ -13,6 +13,8 @@ from backend_hip.registry import FEW_COLUMNS, MATRIX_TILES, PACKED_MOST, PACKED_
 from suites.harness.pair import is_exact
 from suites.harness.verdict import counted
 
+NAME = "batched decode"
+"""Of the check that these plans are for."""
 SEQUENCES = 3
 """What a judged engine holds: the fewest that put a column alone behind a full group of two, the
 smallest group that a kernel keeps in shared memory."""

@@ -285,6 +285,7 @@ class FakeEngine:
         done = []
         for token, sequence in zip(tokens, chosen, strict=True):
             self._accept((token,), sequence)
+        for token, sequence in zip(tokens, chosen, strict=True):
             with self._at(sequence), self._numerics("decode batch", False):
                 self._reference.half_products = self._path == "matrix"
                 row = self._reference.decode(token)

@@ -17,6 +17,7 @@ from suites.harness.verdict import Check, State
 
 NAME = "sampler tail: chosen logits"
 _STRIDE = 256  # threads of the argmax block: neighbours in one thread are this far apart
+_SHARE = 1024  # logits that are worth a block of the first pass
 _WAVE = 32
 _SEED = 20_260_101
 
@@ -51,14 +52,26 @@ def probes(vocabulary: int) -> Iterator[Probe]:
         yield peaks(f"wave {wave}", wave * _WAVE + 3)
     if vocabulary > _STRIDE + 4:
         yield peaks("a tie against the order of threads", _STRIDE + 4, 5)
+        yield peaks("a tie against the order of waves", _STRIDE + 4, _WAVE + 8)
+    blocks = -(-vocabulary // _SHARE)
+    for block in sorted({1, blocks // 2, blocks - 1} - {0, blocks}):
+        first = block * -(-vocabulary // blocks)
+        yield peaks(f"the first logit of block {block}", first)
+        yield peaks(f"a tie of blocks {block - 1} and {block}", first - 1, first)
     below = ground - np.float32(30)  # what a lane without a logit brings must not win: 0, say
     below[last] = -8.5
     yield Probe("all below zero", below, last)
     yield Probe("all equal", np.full(vocabulary, 1.5, dtype=np.float32), 0)
     yield Probe("all minus infinity", np.full(vocabulary, -np.inf, dtype=np.float32), 0)
-    for place in sorted({0, vocabulary // 2, last}):
+    zeros = ground - np.float32(30)
+    zeros[[3, last]] = -0.0, 0.0  # equal, whatever their bits
+    yield Probe("zeros of both signs", zeros, 3)
+    endless = ground.copy()
+    endless[last] = np.inf
+    yield Probe("infinity at the end", endless, last)
+    for place, sign in ((0, 1), (vocabulary // 2, -1), (last, 1)):
         logits = ground.copy()
-        logits[place] = np.nan
+        logits[place] = np.copysign(np.float32(np.nan), sign)
         yield Probe(f"NaN at {place}", logits, ARGMAX_SAW_NAN)
 
 
@@ -99,8 +112,8 @@ def probe_check(engine: JudgedEngine, vocabulary: int, generations: Generations)
     """Runs every probe through each row of the engine's tail; names the first that goes wrong."""
     count, rows = 0, len(engine.positions)
     for step in steps_of(vocabulary, rows):
-        for what, probe, tail in run_step(engine, step):
-            if probe is step[0]:
+        for row, (what, probe, tail) in enumerate(run_step(engine, step)):
+            if row == 0:  # of one step all rows have one stamp
                 generations.add(f"the tail of {what}", tail)
             count += 1
             if not right(probe, tail):

@@ -158,7 +158,7 @@ def _check(verdict: Verdict) -> Check:
         (_OneResult, "1 results of 3 rows"),
         (_OldStamps, "sequence 2 in row 1 of 3: generation stamp"),
         (_WritesIntoTheFirst, "sequence 1: "),
-        (_PrefillsTheFirst, "tokens of sequence 1 alone: "),
+        (_PrefillsTheFirst, "sequence 2, "),
     ],
 )
 def test_only_this_check_sees_it(engine: type[FakeEngine], words: str) -> None:
