@@ -6,6 +6,7 @@ logits and what is left behind must have the same bits, and the first one's must
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +42,8 @@ def elsewhere(
     for sequence, other in ((last, "the same in sequence 0"), (0, "before the other was fed")):
         where = f"{NAME}: sequence {sequence} alone: {{}} against {other}"
         held = LeftBehind.of(engine, spec, sequence)
-        yield from held.checks_against(left, length, what, where)
+        for check in held.checks_against(left, length, what, where):
+            yield replace(check, name=NAME)
 
 
 def _fed(
