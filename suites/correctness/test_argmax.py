@@ -1,6 +1,6 @@
 """The device argmax: ties, signed zeros, NaN, last elements, real vocabularies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -22,14 +22,22 @@ STAMP = 77
 
 
 def _device_argmax(device: Device, logits: NDArray[np.float32]) -> int:
+    (token,) = _tokens(device, logits[None])
+    return token
+
+
+def _tokens(device: Device, logits: NDArray[np.float32]) -> list[int]:
+    """Of each row of logits (rows, V), as a step of so many sequences chooses them."""
+    rows, count = logits.shape
     with Lab(device) as lab:
-        flow = lab.flow([("argmax_blocks", "", "any"), ("argmax", "", "any")], {}, stamp=STAMP)
-        result = lab.output(1, 2)
-        found = lab.output(1, ops.ARGMAX_BLOCKS * ops.FOUND_NBYTES // 4).buffer
-        ops.argmax(flow, lab.buffer(logits).at(0), found, result.buffer, logits.size)
-        token, stamp = lab.read(result).view(np.int32)[0]
-        assert stamp == STAMP
-        return int(token)
+        keys = [("argmax_blocks", "", "any"), ("argmax", "", "any")]
+        flow = replace(lab.flow(keys, {}, tokens=range(rows), stamp=STAMP), sequences=rows)
+        result = lab.output(rows, 2)
+        found = lab.output(rows, ops.ARGMAX_BLOCKS * ops.FOUND_NBYTES // 4).buffer
+        ops.argmax(flow, lab.buffer(logits).at(0), found, result.buffer, count)
+        chosen = lab.read(result).view(np.int32)
+        assert (chosen[:, 1] == STAMP).all()
+        return [int(token) for token in chosen[:, 0]]
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,11 @@ def test_any_nan_is_reported_and_never_a_token(size: int, device: Device) -> Non
             logits[0] = 5
             logits[place] = value
             assert _device_argmax(device, logits) == NAN_TOKEN
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_each_row_of_a_step_has_its_own_token(size: int, device: Device) -> None:
+    places = [size - 1, 0, size // 2, min(SHARE, size - 1)]
+    logits = np.random.default_rng(size).uniform(-30, 10, (len(places), size)).astype(np.float32)
+    logits[range(len(places)), places] = 12.5
+    assert _tokens(device, logits) == places

@@ -1,14 +1,20 @@
 """Sequences that advance together: each gets the bits that it gets alone, and touches no other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from backend_hip.device import Device
 from backend_hip.engine import Engine
 from backend_hip.engine_options import MAX_SEQUENCES
+from fixtures.registry import resolve_model
+from reference.dequant import dequantise
+from reference.model import load_model
 from reference.model.errors import InputError
+from reference.quantise import quantise
 from suites.correctness.oracles import ORACLES
 
 EngineFor = Callable[..., Engine]
@@ -113,3 +119,31 @@ def test_a_number_of_sequences_out_of_range_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=f"sequences is {sequences}, expected 1 to"):
         engine_for("tiny-qwen3", sequences=sequences)
+
+
+@pytest.mark.parametrize("path", ["kparallel", "matrix"])
+def test_the_last_token_can_be_chosen(path: str, device: Device) -> None:
+    """By every entry: where the count of logits ends a token early, it never is."""
+    model = load_model(resolve_model("tiny-llama"))
+    head, last = model.weights.top["output"], model.spec.vocab_size - 1
+    rows = dequantise(head.format, head.raw, np.float32)
+    prompt = [3, 1, 4]
+    with Engine(model, device, path=path, context_length=16) as engine:
+        logits = engine.prefill_batched(prompt).logits[-1]
+    best = int(np.argmax(logits))
+    # Above the best of any token: along it and against the one that is least.
+    rows[last] = 20 * (rows[best] - rows[int(np.argmin(logits))])
+    raw = quantise(head.format, rows)
+    top = {**model.weights.top, "output": replace(head, raw=raw.reshape(head.raw.shape))}
+    changed = replace(model, weights=replace(model.weights, top=top))
+    with Engine(changed, device, path=path, sequences=2, context_length=16) as engine:
+        for prefill in (engine.prefill_per_token, engine.prefill_batched):
+            engine.reset()
+            assert prefill(prompt).tail.staged_token == last
+        engine.reset()
+        for sequence in (0, 1):
+            engine.prefill_batched(prompt[:-1], sequence=sequence)
+        assert engine.step_batch([prompt[-1]] * 2) == [last, last]
+        engine.reset()
+        engine.prefill_batched(prompt[:-1])
+        assert engine.step(prompt[-1]) == last
