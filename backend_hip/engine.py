@@ -250,8 +250,9 @@ class Engine:
 
         What argmax does with ties, NaN and last elements can be shown only with chosen logits.
         """
-        held, rows = self._scratch.logits, len(logits)
+        held = self._scratch.logits
         check_logits(logits, held.width, len(self._sequences))
+        rows = len(logits)
         seen = self._write_step([FlowRow(0, 0, sequence=row) for row in range(rows)])
         self._step.queue_copy(rows)
         held.buffer.upload(np.ascontiguousarray(logits))

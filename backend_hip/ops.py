@@ -326,7 +326,13 @@ def gated_layer(
 ARGMAX_BLOCKS = 128
 """Blocks of the first pass of argmax at most; each leaves one of `found` for each row."""
 FOUND_NBYTES = 8
-_ARGMAX_SHARE = 1024  # logits that are worth a block
+ARGMAX_SHARE = 1024
+"""Logits that are worth a block."""
+
+
+def argmax_blocks(count: int) -> int:
+    """Blocks of the first pass over so many logits, which take equal shares of neighbours."""
+    return min(_blocks(count, ARGMAX_SHARE), ARGMAX_BLOCKS)
 
 
 def argmax(flow: Flow, logits: DevicePointer, found: Buffer, result: Buffer, count: int) -> None:
@@ -334,7 +340,7 @@ def argmax(flow: Flow, logits: DevicePointer, found: Buffer, result: Buffer, cou
 
     `found`: room for ARGMAX_BLOCKS * FOUND_NBYTES bytes for each.
     """
-    blocks, rows = min(_blocks(count, _ARGMAX_SHARE), ARGMAX_BLOCKS), flow.sequences
+    blocks, rows = argmax_blocks(count), flow.sequences
     flow.kernels.launch(("argmax_blocks", "", "any"), (blocks, rows), logits, found, count)
     flow.kernels.launch(("argmax", "", "any"), (1, rows), found, flow.step, result, blocks)
 

@@ -191,12 +191,13 @@ def _rows() -> Iterable[KernelRow]:
         one = product | {"shape": ("ROWS_PER_WAVE", "STAGE"), "claims": _wide_loads(name)}
         yield from _one_column(name, one)
         if name in DIGIT_FORMATS:
-            defines = (*form["defines"], ("DIGITS", 1))
-            claims = (*one["claims"], "dot4")
-            shape = (*one["shape"], "BLOCKS_PER_UNIT", "AHEAD")
-            as_digits = one | {"path": "digits", "defines": defines, "claims": claims}
-            as_digits["shape"] = shape
-            yield from _one_column(name, as_digits)
+            as_digits = {
+                "path": "digits",
+                "defines": (*form["defines"], ("DIGITS", 1)),
+                "shape": (*one["shape"], "BLOCKS_PER_UNIT", "AHEAD"),
+                "claims": (*one["claims"], "dot4"),
+            }
+            yield from _one_column(name, one | as_digits)
         many: dict[str, Any] = product | {"entry": "matvec_batched", "shape": _COLUMNS_SHAPE}
         file, signature = "matvec_batched.hip", "PPPiii"
         yield _row("matvec_batched", file, signature, 8 * WAVE, **many, **columns)

@@ -43,15 +43,14 @@ def run_ops(
     size = "cpu" if subject.device.runtime.kind == "cpu" else "gpu"
     contexts = [one for one in CONTEXTS[size] if one in (wanted.contexts or CONTEXTS[size])]
     batches = [one for one in BATCHES[size] if one in (wanted.batches or BATCHES[size])]
+    counts = [one for one in COLUMNS[size] if one in (wanted.batches or COLUMNS[size])]
     for path in (one for one in PRODUCT_PATHS if one in (wanted.paths or PRODUCT_PATHS)):
         progress(f"ops: products of path {path}")
         most = max(COLUMNS[size])
         options: dict[str, Any] = {"path": path, "sequences": FEW, "context_length": most}
         with closing(Runner(subject.model, subject.device, **options)) as runner:
             products = Products(subject, runner, path, most)
-            for columns in (
-                one for one in COLUMNS[size] if one in (wanted.batches or COLUMNS[size])
-            ):
+            for columns in counts:
                 name = f"{OPS}: {columns} columns on {path}"
                 if deadline.allows(name):
                     yield timed(runner, products.jobs(columns), rounds)

@@ -13,7 +13,7 @@ from reference.model.sampling import argmax as host_argmax
 from suites.correctness.lab import Lab
 
 WAVE, BLOCK = 32, 256
-SHARE = 1024  # logits of a block of the first pass, while there are at most ARGMAX_BLOCKS
+SHARE = ops.ARGMAX_SHARE  # of a block of the first pass, while there are at most ARGMAX_BLOCKS
 SIZES = (
     *(1, 2, 31, 32, 33, 255, 256, 257, 320, SHARE - 1, SHARE, SHARE + 1),
     *(ops.ARGMAX_BLOCKS * SHARE + 1, 49_152, 151_936, 262_144),

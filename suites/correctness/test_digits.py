@@ -49,14 +49,20 @@ def _product(device: Device, tensor: Tensor, x: NDArray[np.float32]) -> NDArray[
         return lab.read(y)
 
 
-@pytest.mark.parametrize("columns", COLUMNS)
-@pytest.mark.parametrize("form", DIGIT_FORMATS)
-def test_a_product_stays_within_its_limit(form: str, columns: int, device: Device) -> None:
-    tensor, x = _tensor(form, columns), _column(columns)
+def _require_within(device: Device, tensor: Tensor, x: NDArray[np.float32]) -> NDArray[Any]:
+    """The limit (1, ROWS) that the product stayed within."""
     want, limit = linear(x, tensor, "digits")
     result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
     assert result.elements == ROWS
     assert result.ok, result.reason()
+    return limit
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("form", DIGIT_FORMATS)
+def test_a_product_stays_within_its_limit(form: str, columns: int, device: Device) -> None:
+    tensor, x = _tensor(form, columns), _column(columns)
+    _require_within(device, tensor, x)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "-".join(map(str, shape.values())))
@@ -97,10 +103,7 @@ def test_activations_of_any_size(form: str, exponent: int, device: Device) -> No
     tensor = _tensor(form, 512)
     x = (np.sign(normal(3, 1, 512)) * 2.0**exponent).astype(np.float32)
     assert np.abs(x).max() > 0
-    want, limit = linear(x, tensor, "digits")
-    result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
-    assert result.elements == ROWS
-    assert result.ok, result.reason()
+    _require_within(device, tensor, x)
 
 
 @pytest.mark.parametrize("form", DIGIT_FORMATS)
@@ -112,10 +115,7 @@ def test_whole_numbers_lose_nothing(
     x = np.random.default_rng(5).integers(-(2**21), 2**21, (1, 512)).astype(np.float32)
     x[:, ::32] = 2.0**21
     monkeypatch.setattr("suites.harness.bounds.DIGIT_SHARE", 0.0)
-    want, limit = linear(x, tensor, "digits")
-    result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
-    assert result.elements == ROWS
-    assert result.ok, result.reason()
+    _require_within(device, tensor, x)
 
 
 @pytest.mark.parametrize("form", DIGIT_FORMATS)
@@ -128,9 +128,7 @@ def test_a_unit_is_as_small_as_it_can_be(
     x[0, 0] = 1.0
     x[0, 32::32] = 0.0  # blocks whose units are small: what they add is exact as well
     monkeypatch.setattr("suites.harness.bounds.DIGIT_SHARE", 0.0)
-    want, limit = linear(x, tensor, "digits")
-    result = compare(_product(device, tensor, x).astype(np.float64), want, limit)
-    assert result.ok, result.reason()
+    limit = _require_within(device, tensor, x)
     # A unit twice as large would take the ones for nothing.
     lost = dequantise(tensor.format, tensor.raw, np.float64)[:, 1:32] @ x[0, 1:32]
     assert (lost > limit[0]).all()
@@ -142,9 +140,8 @@ def test_activations_become_the_nearest_number(form: str, device: Device) -> Non
     tensor = _positive(form)
     x = np.full((1, 512), 0.75 * 2.0**-21, dtype=np.float32)
     x[:, ::32] = 1.0
+    _require_within(device, tensor, x)
     want, limit = linear(x, tensor, "digits")
-    got = _product(device, tensor, x).astype(np.float64)
-    assert compare(got, want, limit).ok
     missing = dequantise(tensor.format, tensor.raw, np.float64).sum(axis=1) * 0.75 * 2.0**-21
     assert not compare(want - missing, want, limit).ok
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backend_hip.ops import argmax_blocks
 from suites.harness.generations import Generations
 from suites.harness.protocol import ARGMAX_SAW_NAN, JudgedEngine, Tail
 from suites.harness.verdict import Check, State
 
 NAME = "sampler tail: chosen logits"
 _STRIDE = 256  # threads of the argmax block: neighbours in one thread are this far apart
-_SHARE = 1024  # logits that are worth a block of the first pass
 _WAVE = 32
 _SEED = 20_260_101
 
@@ -53,7 +53,7 @@ def probes(vocabulary: int) -> Iterator[Probe]:
     if vocabulary > _STRIDE + 4:
         yield peaks("a tie against the order of threads", _STRIDE + 4, 5)
         yield peaks("a tie against the order of waves", _STRIDE + 4, _WAVE + 8)
-    blocks = -(-vocabulary // _SHARE)
+    blocks = argmax_blocks(vocabulary)
     for block in sorted({1, blocks // 2, blocks - 1} - {0, blocks}):
         first = block * -(-vocabulary // blocks)
         yield peaks(f"the first logit of block {block}", first)
